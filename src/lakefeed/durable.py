@@ -1,10 +1,10 @@
-"""Files that must survive: the one way Lakefeed writes them, and JSON that knows when it is damaged.
+"""Files that must survive: the one way Lakefeed writes them, and JSON with a checksum.
 
 A reader sees the old content or the new content, never a part of it. When ``replace_file`` returns with ``fsync`` on, a
-power cut does not undo it: the content was forced out before the rename, and the rename (a change of the directory)
-before the return. Without ``fsync`` a process crash still leaves old or new; a power cut may not.
+power cut does not undo it: the content was flushed before the rename, and the rename (a change of the directory) before
+the return. Without ``fsync``, the file is old or new after a crash of the process, but not after a power cut.
 
-A crash in the middle leaves a temporary file. Whoever owns a directory removes those with ``remove_temporaries``.
+A crash in the middle leaves a temporary file. The owner of a directory removes those with ``remove_temporaries``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TEMPORARY_SUFFIX = ".tmp"
 
 STATE_FOLDER = "_lakefeed"
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
-"""The rights of what Lakefeed keeps: a journal has the rows of every table, so nobody else reads it."""
+"""Permissions of what Lakefeed stores: a journal has the rows of every table, so nobody else may read it."""
 
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Map what the file system refuses, once, here: JournalFullError if there is no room, else JournalError.
+    """Maps errors of the file system, once: JournalFullError if there is no room, otherwise JournalError.
 
-    FileExistsError stays: it is an answer, not a failure.
+    FileExistsError passes through: it is an answer, not a failure.
     """
     try:
         yield
@@ -48,7 +48,7 @@ def named_errors(path: Path) -> Iterator[None]:
         there = next((parent for parent in (path, *path.parents) if parent.exists()), path)
         if there.is_file() and there != path:
             remedy = "Set lake.path to a directory."
-            raise JournalError(f"{path} cannot be made, because {there} is a file", remedy=remedy) from error
+            raise JournalError(f"{path} cannot be created, because {there} is a file", remedy=remedy) from error
         raise JournalError(f"{path} cannot be written: {error.strerror or error}", remedy=remedy) from error
 
 
@@ -60,16 +60,16 @@ def replace_file(
     before_rename: Callable[[], None] | None = None,
     exclusive: bool = False,
 ) -> None:
-    """Put ``data`` at ``path``, whole or not at all. The directory must be there. The steps:
+    """Write ``data`` to ``path``, completely or not at all. The directory must exist. The steps:
 
     1. write to a temporary name, unique to this call, in the same directory
     2. fsync the temporary file
-    3. ``before_rename``, for callers that check or crash there
-    4. rename over ``path``; where ``exclusive``, FileExistsError if somebody else's is there
+    3. ``before_rename``, for callers that check something or crash there
+    4. rename over ``path``; if ``exclusive``, FileExistsError if it already exists
     5. fsync the directory
 
     If a step before 4 fails, nothing has changed and the temporary file is removed. If 5 fails, the new content is
-    visible but may not survive a power cut: the error says so, and writing the same again repairs it.
+    visible but may not survive a power cut: the error says so, and writing the same content again repairs it.
     Errors are those of ``named_errors``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}")
@@ -87,14 +87,14 @@ def replace_file(
                 temporary.replace(path)  # 4
             else:
                 try:
-                    os.link(temporary, path)  # 4: a second name, which never replaces another file; then the first goes
+                    os.link(temporary, path)  # 4: a second name, which never replaces a file; then the first is removed
                     temporary.unlink()
                 except OSError as error:
                     if error.errno not in _NO_LINKS:
                         raise
-                    # Without hard links. Whoever gets here has the pipeline's lock: nobody comes in between.
+                    # Without hard links. The caller holds the pipeline's lock, so nobody comes in between.
                     if path.exists():
-                        raise FileExistsError(errno.EEXIST, "it is there already", str(path)) from None
+                        raise FileExistsError(errno.EEXIST, "it already exists", str(path)) from None
                     temporary.replace(path)
         except FileExistsError:
             temporary.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def replace_file(
 
 
 def fsync_directory(path: Path) -> None:
-    """Make renames, creations and removals inside ``path`` survive a power cut."""
+    """Make renames, creations and removals in ``path`` survive a power cut."""
     with named_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -118,10 +118,10 @@ def fsync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path, *, fsync: bool = True) -> None:
-    """Create ``path`` and its missing parents; each is durable in the directory above it. Idempotent.
+    """Create ``path`` and its missing parents; each becomes durable in the directory above it. Idempotent.
 
-    ``path`` and what is missing below a directory ``_lakefeed`` are for this user alone. What is missing above is the
-    lake's, for whoever reads it. The rights of a directory that is there stay as somebody has set them.
+    ``path``, and missing directories below a directory ``_lakefeed``, are private to this user. Missing directories
+    above it belong to the lake, which others may read. The permissions of existing directories stay as they are.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with named_errors(path):
@@ -134,15 +134,15 @@ def make_directory(path: Path, *, fsync: bool = True) -> None:
 
 
 def is_temporary(path: Path | str) -> bool:
-    """True for the names under which ``replace_file`` writes: what a crash may leave behind."""
+    """Whether ``replace_file`` writes under such a name, so that a crash may leave it behind."""
     name = path.name if isinstance(path, Path) else path
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
 def remove_temporaries(folder: Path, *, older_than_seconds: float = 0.0) -> int:
-    """Remove what killed writers left in ``folder`` (not below it). Returns how many files.
+    """Remove what killed writers left in ``folder`` (not below it). Returns the number of files.
 
-    The caller owns the folder; where others may write there now, ``older_than_seconds`` spares what they have begun.
+    The caller owns the folder; if others may write there now, ``older_than_seconds`` spares their files.
     """
     removed = 0
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -157,16 +157,16 @@ def remove_temporaries(folder: Path, *, older_than_seconds: float = 0.0) -> int:
 
 
 def pack(body: dict[str, Any]) -> bytes:
-    """The bytes of a JSON file with ``body`` and its checksum, readable by people."""
+    """The bytes of a JSON file with ``body`` and its checksum, readable for people."""
     return json.dumps({"sha256": _checksum(body), "body": body}, indent=1, ensure_ascii=False).encode()
 
 
 def unpack(data: bytes, path: Path | str) -> dict[str, Any]:
-    """Inverse of ``pack``. JournalDamagedError, naming ``path``, for anything that ``pack`` did not write."""
+    """The inverse of ``pack``. JournalDamagedError, naming ``path``, for anything that ``pack`` did not write."""
     try:
         document = json.loads(data)
         body, checksum = document["body"], document["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:  # the last: brackets without end
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: endless brackets
         raise JournalDamagedError(f"{path} is damaged: it is not the JSON that was written ({error})") from error
     if not isinstance(body, dict) or checksum != _checksum(body):
         raise JournalDamagedError(f"{path} is damaged: its checksum does not match its content")

@@ -1,33 +1,33 @@
-"""Every error Lakefeed raises, with its retry policy and the operator's remedy.
+"""Every error that Lakefeed raises, with its retry policy and the operator's remedy.
 
     LakefeedError
     ├── ConfigError                 the configuration is wrong                          never retried, exit 2
-    ├── StateError                  a call that the object's state does not allow
+    ├── StateError                  the state of the object does not allow the call
     ├── CheckpointError             a checkpoint cannot be used
     │   ├── CheckpointDamagedError  its file does not parse or fails its checksum
     │   └── CheckpointRewindError   it would move progress back, or to another source
     ├── SourceError                 the database side
     │   ├── SourceUnavailableError  cannot be reached or is locked right now            retried
-    │   ├── SourceSetupError        an object or a right is missing
-    │   ├── SourceChangedError      this is not the database the pipeline belongs to
-    │   ├── PositionLostError       the source no longer has what comes after our position
+    │   ├── SourceSetupError        an object or a privilege is missing
+    │   ├── SourceChangedError      this is not the database that the pipeline belongs to
+    │   ├── PositionLostError       the source no longer has what comes after the pipeline's position
     │   └── DecodeError             bytes or values that the decoder does not understand
     ├── JournalError                the durable change sets
     │   ├── JournalDamagedError     a file is torn, missing or fails its checksum
     │   ├── JournalFullError        no room left to write                               retried
     │   ├── StorageUnavailableError the object store does not answer, or refuses for now      retried
     │   └── LeaseError              another writer owns the pipeline
-    │       └── LeaseLostError      it did while this one worked, or may by now: open it again    retried
+    │       └── LeaseLostError      another writer took over, or may have: open the journal again    retried
     ├── LakeError                   the Spark side
     │   ├── SparkSetupError         no Java, no jars, a session that cannot work
     │   ├── CommitFailedError       the commit did not happen                           retried
     │   └── CommitUnknownError      the commit may have happened: read back, then decide retried
     └── TableStoppedError           one table cannot go on; the others do
-        └── RebuildNeededError      it can once it is copied again, which the flow does
+        └── RebuildNeededError      it can go on after another copy, which the flow makes
 
-Rules. A remedy says what a person does; whoever tries an error again says so: `run`, the listener, ``status``. A
-driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different classes
-because they are handled differently. All classes pickle, because Spark tasks raise them too.
+Rules. A remedy says what a person does; whoever retries an error says so: `run`, the listener, ``status``. A driver's
+error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different classes because they
+are handled differently. All classes can be pickled, because Spark tasks raise them too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Retry(Enum):
 
 
 IN_CONFIGURATION = "in the configuration"
-"""What is replaced by the name of the file, where there is one."""
+"""Replaced by the name of the configuration file, if there is one."""
 _NAMES = "check|plan|sync|run|status|dashboard|journal|verify|repair|resnapshot|rebuild|diff|maintain|uninstall"
 _COMMAND = re.compile(rf"\blakefeed ({_NAMES})(?: FILE\b|(?=[`.,;:]|$))")
 """A command in a message. The library does not know the configuration file: it writes FILE, or the bare command."""
@@ -59,12 +59,12 @@ _METHODS = {"sync": "sync_once", "diff": "full_diff"}
 
 
 def with_file(text: str, file: str) -> str:
-    """A message with the user's own file in its commands."""
+    """A message with the user's own file name in its commands."""
     return _COMMAND.sub(lambda match: f"lakefeed {match[1]} {file}", text.replace(IN_CONFIGURATION, f"in {file}"))
 
 
 def in_python(text: str) -> str:
-    """A message for a pipeline that has no file: calls where a method does what the command does."""
+    """A message for a pipeline without a file: commands become method calls where there is such a method."""
 
     def call(match: re.Match[str]) -> str:
         name = match[1] or match[2]
@@ -90,10 +90,10 @@ def told(one: _Told, file: str | None) -> _Told:
 
 
 class LakefeedError(Exception):
-    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does; ``str`` is both.
+    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does; ``str`` has both.
 
-    ``file`` is the configuration of the pipeline that raised it, which ``str`` names in commands; empty: there is
-    none, and ``str`` names calls. None: the text as it is, with FILE.
+    ``file`` is the configuration file of the pipeline that raised the error; ``str`` puts it into commands. If it is
+    empty, there is no file, and ``str`` names method calls. If it is None, the text stays as it is, with FILE.
     """
 
     file: str | None = None
@@ -121,7 +121,7 @@ _KEY = re.compile(r"(?:source|lake|sync|journal|maintenance)\.\w+(?:\.\w+)*")
 
 
 class ConfigError(LakefeedError):
-    """Without a remedy of its own: to correct the key that the message begins with."""
+    """The default remedy is to correct the key that the message begins with."""
 
     exit_code = 2
     default_remedy = "Correct the configuration; `lakefeed init` writes a commented one."
@@ -132,7 +132,7 @@ class ConfigError(LakefeedError):
 
 
 class StateError(LakefeedError):
-    """``str`` is the message alone: a program, not an operator, has called in the wrong order, and may compare it."""
+    """``str`` is only the message: the caller is a program, not an operator, and may compare it."""
 
     default_remedy = "Call the methods in the order start, poll, commit, stop."
 
@@ -149,7 +149,7 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointRewindError(CheckpointError):
-    default_remedy = "Delete the checkpoint on purpose if the stream really is to start again from an earlier position."
+    default_remedy = "Delete the checkpoint on purpose if the stream really should restart from an earlier position."
 
 
 class SourceError(LakefeedError):
@@ -206,7 +206,7 @@ class LeaseError(JournalError):
 
 class LeaseLostError(LeaseError):
     retry = Retry.BACKOFF
-    default_remedy = "Nothing: this process stops writing, and continues once it has the lease again."
+    default_remedy = "None needed: this process stops writing, and goes on once it has the lease again."
 
 
 class LakeError(LakefeedError):
@@ -241,10 +241,10 @@ class TableStoppedError(LakefeedError):
 
 
 class RebuildCause(Enum):
-    """SOURCE: what the source did to the table cannot be done to the lake table as it is; one copy settles it.
+    """SOURCE: the source changed the table in a way that the lake table cannot follow; one copy settles it.
 
-    COPY: the table was changed while it was copied, and the copied rows cannot take these changes. The next copy may
-    meet the same again.
+    COPY: the table changed while it was copied, and these changes cannot be applied to the copied rows. The next copy
+    may run into the same.
     """
 
     SOURCE = "source"
@@ -252,7 +252,7 @@ class RebuildCause(Enum):
 
 
 class RebuildNeededError(TableStoppedError):
-    """The lake table can only go on once it is copied again, because of ``cause``."""
+    """The lake table can go on only after it is copied again, because of ``cause``."""
 
     default_remedy = "The next sync copies the table again by itself."
 

@@ -5,9 +5,9 @@
 
     LAKEFEED_FAILPOINTS="journal.before_commit=kill@3;lake.after_commit=sleep:0.5"
 
-Actions: ``kill`` (SIGKILL, as real as it gets), ``raise`` (a FailpointError), ``sleep:SECONDS``. ``@N`` acts on the
-N-th hit only; without it, on every one. A name that is not in NAMES is refused: a crash test that never crashes
-would prove nothing.
+Actions: ``kill`` (SIGKILL, as real as it gets), ``raise`` (a FailpointError), ``sleep:SECONDS``. ``@N`` acts only on
+the N-th hit; without it, on every one. A name that is not in NAMES is refused: a crash test that never crashes would
+prove nothing.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ NAMES = frozenset(
     {
         "capture.before_confirm",
         "capture.after_confirm",
-        "journal.after_segments",  # segments are on disk, no commit file names them
+        "journal.after_segments",  # segments are on disk, but no commit file names them
         "journal.before_commit",  # the commit file has its temporary name
-        "journal.after_commit",  # the change set exists, the source may not forget it yet
+        "journal.after_commit",  # the change set exists, but the source may not forget it yet
         "journal.during_trim",  # some of what is trimmed is gone, some is not
-        "repair.before_append",  # rows were read again, the journal does not have them
-        "repair.after_append",  # the journal has them, the one who asked does not know it
-        "lake.before_load",  # a table's copy has been staged, nothing is in the lake
+        "repair.before_append",  # rows were read again, but the journal does not have them
+        "repair.after_append",  # the journal has them, but the caller does not know it
+        "lake.before_load",  # a table's copy is staged, but nothing is in the lake
         "lake.during_load",  # one group of chunks is committed, others are not
-        "lake.after_load",  # all rows are there, the copy does not say so
+        "lake.after_load",  # all rows are there, but the copy is not marked as complete
         "lake.before_commit",  # before a table's merge
-        "lake.after_marks",  # rows and deletion vectors of a merge are written, no commit names them
+        "lake.after_marks",  # rows and deletion vectors of a merge are written, but no commit names them
         "lake.during_commit",  # while a table's merge runs
-        "lake.after_commit",  # the table has the change sets, nobody knows it yet
+        "lake.after_commit",  # the table has the change sets, but nobody knows it yet
     }
 )
 
@@ -51,14 +51,14 @@ _armed: dict[str, Action] = {}
 
 
 def hit(name: str) -> None:
-    """Do what is armed under ``name``, if anything."""
+    """Run the action armed under ``name``, if any."""
     action = _armed.get(name)
     if action is not None:
         action()
 
 
 def arm(name: str, text: str) -> None:
-    """Arm one failpoint with an action written as above."""
+    """Arm one failpoint with an action in the form above."""
     if name not in NAMES:
         raise ConfigError(f"there is no failpoint '{name}'; there are {', '.join(sorted(NAMES))}")
     written, _, at = text.partition("@")
@@ -99,7 +99,7 @@ def armed(name: str, text: str) -> Iterator[None]:
 
 
 def arm_from_environment() -> None:
-    """Called once by the command line, so that no library import has side effects."""
+    """Called once by the command line, so that importing the library has no side effects."""
     for item in filter(None, os.environ.get("LAKEFEED_FAILPOINTS", "").split(";")):
         name, _, text = item.partition("=")
         arm(name.strip(), text.strip())

@@ -115,7 +115,7 @@ def test_a_mistake_in_a_postgres_source_is_answered_with_its_own_keys(
         ("host=h ${PW}", "part 2 has no '='"),
         ("hots=h password=${PW}", "there is no option 'hots'"),
         ("host=h password='${PW}", "a quote is not closed"),
-        ("postgresql://u:${PW}@[h", "it is no valid URI"),
+        ("postgresql://u:${PW}@[h", "it is not a valid URI"),
     ],
 )
 def test_a_connection_string_that_is_none_is_refused_with_its_wrong_part_and_without_showing_it(

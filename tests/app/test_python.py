@@ -60,7 +60,7 @@ def test_the_rows_can_be_read_without_spark(shop: Path) -> None:
     assert missing.value.remedy == "The tables there are main.items."
     with pytest.raises(ConfigError) as plain:
         lakefeed.to_arrow(shop.parent / "lake", "items")
-    assert plain.value.remedy == "Write its schema, too, such as public.items or main.items."
+    assert plain.value.remedy == "Add its schema, as in public.items or main.items."
 
 
 def test_to_pandas_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_an_error_of_a_pipeline_names_its_file_or_else_the_call(shop: Path) -> N
         ("Run `lakefeed check`, which prints it.", "Run `pipeline.check()`, which prints it."),
         ("lakefeed uninstall FILE, then lakefeed sync FILE", "pipeline.uninstall(), then pipeline.sync_once()"),
         ("lakefeed rebuild FILE a.b --from-source. Or not.", 'pipeline.rebuild("a.b", from_source=True). Or not.'),
-        ("the script of `lakefeed check FILE --sql`.", "the script of `pipeline.check()`."),
+        ("the script that `lakefeed check FILE --sql` prints.", "the script that `pipeline.check()` prints."),
         ("lakefeed diff FILE a.b --max-deleted-share 1", "lakefeed diff FILE a.b --max-deleted-share 1"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_mistake_in_its_section_is_answered_with_its_own_keys(file: Path, sour
 
 def test_a_key_of_polling_is_refused_for_its_log(file: Path) -> None:
     file.write_text("pipeline: shop\nsource: {kind: toy, file: x, poll_seconds: 2}\nlake: {path: lake}\n")
-    with pytest.raises(ConfigError, match=r"source\.poll_seconds is for capture: poll, and capture is log"):
+    with pytest.raises(ConfigError, match=r"source\.poll_seconds is for capture: poll, but capture is log"):
         build_source(load_config(file))
 
 

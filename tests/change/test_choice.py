@@ -67,5 +67,8 @@ def test_a_rule_survives_in_a_stored_schema() -> None:
 
 def test_variant_is_refused_with_what_is_missing_and_what_to_do_instead() -> None:
     problem, remedy = Routes(Mirror(), [Rule("t", types={"tags": "variant"})]).choices.of(T).unfit(SCHEMA) or ("", "")
-    assert "the type variant, which is not there: readers other than Spark, which verify needs, have none" in problem
+    assert (
+        "the type variant, which Lakefeed does not have: readers other than Spark, which verify needs, cannot read it"
+        in problem
+    )
     assert "Choose string, and read it through a view with parse_json" in remedy

@@ -286,9 +286,9 @@ def test_a_read_only_store_looks_while_another_writes_and_changes_nothing(tmp_pa
         assert reader.all() == {"k": NEW}
         writer.delete("k")
         assert reader.load("k") is None
-        with pytest.raises(StateError, match="read only"):
+        with pytest.raises(StateError, match="read-only"):
             reader.save("k", NEW)
-        with pytest.raises(StateError, match="read only"):
+        with pytest.raises(StateError, match="read-only"):
             reader.delete("k")
         FileCheckpointStore(tmp_path, read_only=True).close()
         assert orphan.exists()

@@ -43,7 +43,7 @@ def test_c21_a_checkpoint_of_another_slot_is_refused_by_both_names(in_snapshot: 
     assert saved is not None
     assert from_checkpoint(saved, "postgres", slot="lakefeed_a") == progress
     assert from_checkpoint(saved, "postgres") == progress, "a capture that names none has none to contradict"
-    with pytest.raises(SourceChangedError, match="slot lakefeed_a, and this capture reads from lakefeed_b"):
+    with pytest.raises(SourceChangedError, match="slot lakefeed_a, but this capture reads from lakefeed_b"):
         from_checkpoint(saved, "postgres", slot="lakefeed_b")
     unnamed = progress.to_checkpoint("postgres", identity="db", committed=0)
     assert unnamed is not None

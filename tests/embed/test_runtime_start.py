@@ -401,7 +401,7 @@ def test_e11_a_fresh_source_under_a_checkpoint_is_a_lost_position(options: Runti
     take_all(runtime)
     runtime.stop()
     source.uninstall()
-    with pytest.raises(PositionLostError, match="no resume point any more"):
+    with pytest.raises(PositionLostError, match="no longer has a resume point"):
         runtime.start()
     assert runtime.state is RuntimeState.STOPPED
 

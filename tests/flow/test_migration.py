@@ -61,7 +61,7 @@ def test_a_migration_is_tried_on_a_scratch_database_and_each_lake_table_says_wha
         "main.new": "copy",
     }  # fmt: skip
     assert found["main.orders"]["changes"] == ["column note (TEXT) is added"]
-    assert found["main.audit"]["changes"] == ["column what is called told"]
+    assert found["main.audit"]["changes"] == ["column what is renamed to told"]
     found = planned(MIGRATION, 0, format="iceberg")
     assert {name: one["outcome"] for name, one in found.items() if name != "main.new"} == {
         "main.orders": "metadata", "main.people": "metadata", "main.audit": "metadata", "main.same": "nothing",

@@ -41,7 +41,7 @@ def test_a_reader_sees_new_commits_when_asked_and_cannot_write(tmp_path: Path) -
             lambda: reader.record_schema(T, at(1)),
             lambda: reader.adopt("other"),
         ):
-            with pytest.raises(StateError, match="read only"):
+            with pytest.raises(StateError, match="read-only"):
                 write()
         reader.close()
         append(writer, 2)

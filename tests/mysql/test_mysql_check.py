@@ -56,7 +56,7 @@ def test_rights_that_an_account_lacks_are_named_with_the_grant(play: Play) -> No
     try:
         guest = replace(play.source, dsn=play.source.dsn.replace("root@", "guest@")).bind("play")
         found = guest.check()
-        assert "is not there, or the account 'guest'@'localhost' has no right in it" in found[-1].problem
+        assert "does not exist, or the account 'guest'@'localhost' has no privileges in it" in found[-1].problem
         _repaired(play, found)
         assert guest.check() == ()
     finally:

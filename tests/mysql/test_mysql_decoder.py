@@ -146,11 +146,11 @@ def test_events_that_are_looked_at_together_give_what_each_gives_alone(
 def test_many_events_with_their_checksums_have_the_checksum_of_one() -> None:
     """Otherwise they would be summed up one by one, which is right and slow."""
     summed = [one + zlib.crc32(one).to_bytes(4, "little") for one in (b"one", bytes(300), b"and another")]
-    assert {zlib.crc32(one) for one in summed} == {stream._RIGHT}
-    assert zlib.crc32(stream._FORGET.join(summed)) == stream._RIGHT
-    assert len(stream._FORGET) == 5
+    assert {zlib.crc32(one) for one in summed} == {stream._RESIDUE}
+    assert zlib.crc32(stream._RESET.join(summed)) == stream._RESIDUE
+    assert len(stream._RESET) == 5
     for wrong in (summed[0].replace(b"one", b"onf"), summed[0][:-1] + b"?"):
-        assert zlib.crc32(stream._FORGET.join([wrong, *summed])) != stream._RIGHT
+        assert zlib.crc32(stream._RESET.join([wrong, *summed])) != stream._RESIDUE
 
 
 @pytest.mark.parametrize("rounds", [50, pytest.param(5_000, marks=pytest.mark.slow)])

@@ -59,7 +59,7 @@ def test_a_program_is_started_by_the_loader_and_the_libraries_that_came_with_it(
 
 @pytest.mark.parametrize(
     ("checksum", "wanted", "said"),
-    [("0" * 64, "hello", "another checksum"), ("", "other", "has no package other")],
+    [("0" * 64, "hello", "fails the checksum"), ("", "other", "has no package other")],
 )
 def test_what_cannot_be_fetched_whole_leaves_nothing_behind(
     tmp_path: Path, checksum: str, wanted: str, said: str

@@ -139,7 +139,7 @@ def test_a_flag_marks_deleted_rows_too(tmp_path: Path, clock: Clock) -> None:
 
 def test_a_soft_delete_column_that_is_stored_otherwise_is_refused(tmp_path: Path, clock: Clock) -> None:
     table = "CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at INTEGER NOT NULL, deleted_at TEXT)"
-    with made(tmp_path / "s.db", table, rule=SOFT) as world, pytest.raises(ConfigError, match="must be stored as"):
+    with made(tmp_path / "s.db", table, rule=SOFT) as world, pytest.raises(ConfigError, match="must be stored like"):
         world.capture.discover()
 
 

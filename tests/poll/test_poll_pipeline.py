@@ -141,7 +141,7 @@ def test_a32_a_table_that_cannot_be_polled_any_more_is_blocked_after_a_restart_t
             again.sync_once()
             status = again.status().tables[u]
             assert status.state == "blocked"
-            assert "no column is unmistakably the time of the last update" in str(status.error)
+            assert "no single column looks like the time of the last update" in str(status.error)
             assert "updated_at" in str(status.remedy)
             assert values(lake)[key] == "c", "it does not hold up the others"
     database.execute("ALTER TABLE u RENAME COLUMN touched TO updated_at")

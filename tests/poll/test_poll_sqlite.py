@@ -43,7 +43,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_opened_anew(tmp_path: Path)
     assert [row["id"] for one in drain(capture, position) for row in row_dicts(one)] == [2]
     capture.close()
     path.unlink()
-    with pytest.raises(SourceUnavailableError, match="is not there"):
+    with pytest.raises(SourceUnavailableError, match="does not exist"):
         capture.open()
 
 
@@ -85,7 +85,7 @@ def test_a_time_that_stands_in_for_another_must_be_stored_as_that_is(tmp_path: P
     rule = TableRule(null_updated_at=NullPolicy.CREATED_AT)
     with (
         made(tmp_path / "s.db", table, rule=rule) as world,
-        pytest.raises(ConfigError, match="must be stored as 'updated_at'"),
+        pytest.raises(ConfigError, match="must be stored like 'updated_at'"),
     ):
         world.seed()
 

@@ -364,4 +364,4 @@ def test_times_that_are_not_written_in_one_form_stop_the_table(tmp_path: Path, c
         (notice,) = world.notices
         assert isinstance(notice, TableBlocked)
         assert notice.table == T
-        assert "not written in one form" in notice.reason
+        assert "do not all have the same format" in notice.reason

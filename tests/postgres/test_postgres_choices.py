@@ -252,7 +252,7 @@ def test_the_copy_of_a_table_without_a_key_waits_until_the_stream_has_its_insert
         capture.open()
         try:
             capture.prepare([logs])
-            with pytest.raises(SourceSetupError, match="does not have the inserts"):
+            with pytest.raises(SourceSetupError, match="does not include the inserts"):
                 capture.snapshot(logs)
             (first, *_) = drain(capture, start)
             capture.snapshot(logs)
@@ -293,7 +293,7 @@ def test_a_rule_that_does_not_fit_its_table_blocks_that_table_alone(dsn: str, pe
     for rule, reason in (
         (Rule("people", types={"tax": "list"}), "gives tax the type list, but it is text"),
         (Rule("people", types={"taxes": "string"}), "'taxes', which matches no column"),
-        (Rule("people", types={"name": "variant"}), "variant, which is not there"),
+        (Rule("people", types={"name": "variant"}), "variant, which Lakefeed does not have"),
         (Rule("people", out_of_range={"id": "clamp"}), "out_of_range of id is clamp, but it is integer"),
     ):
         lake = MemoryLake(str(tmp_path / str(abs(hash(reason)))), rules=[rule])
@@ -333,7 +333,7 @@ def test_a_changed_rule_is_refused_with_the_command_that_brings_it_about(dsn: st
     with Pipeline(Postgres(dsn), lake, name="p") as pipeline:
         (planned,) = pipeline.plan().tables
         assert (planned.action, 'pipeline.rebuild("public.t", from_source=True)' in planned.remedy) == ("stop", True)
-        with pytest.raises(ConfigError, match="not as its rule says") as refused:
+        with pytest.raises(ConfigError, match="no longer matches its rule") as refused:
             pipeline.sync_once()
         assert "lakefeed rebuild FILE public.t --from-source" in refused.value.remedy
         pipeline.rebuild("public.t", from_source=True)

@@ -206,7 +206,7 @@ def test_what_the_publication_leaves_out_while_it_runs_is_said_of_each_table_onc
 
 def test_a_table_that_was_taken_out_and_put_back_between_two_looks_is_copied_anew(dsn: str, writer: Any) -> None:
     found = told(dsn, writer, f"ALTER PUBLICATION {NAME} DROP TABLE t; ALTER PUBLICATION {NAME} ADD TABLE t")
-    assert found == [RecopyNeeded(T, "it was taken out of the publication and put back")]
+    assert found == [RecopyNeeded(T, "it was removed from the publication and added again")]
 
 
 def test_a_publication_that_was_made_anew_between_two_looks_is_noticed(dsn: str, writer: Any) -> None:

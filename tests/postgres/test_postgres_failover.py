@@ -274,7 +274,7 @@ def test_a_slot_from_before_failover_slots_becomes_one(pair: Pair, tmp_path: Pat
     with pair.connect() as connection:
         connection.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')".encode())
         with pipeline_of(pair, lake) as pipeline:
-            assert any("is not kept for a fail-over" in one.problem for one in pipeline.check())
+            assert any("does not survive a fail-over" in one.problem for one in pipeline.check())
             pipeline.sync_once()
         assert connection.execute("SELECT failover FROM pg_replication_slots").fetchone() == (True,)
 

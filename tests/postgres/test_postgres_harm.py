@@ -158,7 +158,7 @@ def test_an_unlogged_partition_is_refused(dsn: str, writer: Any) -> None:
     with opened(Postgres(dsn)) as capture:
         assert [schema.table for schema in capture.discover()] == [T, U]
         (finding,) = [one for one in capture.check() if one.table == TableId("public", "p")]
-        assert "is not logged" in finding.problem
+        assert "is unlogged" in finding.problem
         writer.execute(finding.remedy)
         assert len(capture.discover()) == 3
 

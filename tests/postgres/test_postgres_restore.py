@@ -100,7 +100,7 @@ def test_a_stream_never_comes_from_another_server_than_the_one_that_was_examined
         start = capture.prepare([T])
         assert "timeline 1," in str(capture.identity())
         begin_new_timeline(own_server)
-        with pytest.raises(SourceUnavailableError, match=r"timeline 2, .* now, and not system \d+, timeline 1, "):
+        with pytest.raises(SourceUnavailableError, match=r"timeline 2, .*, no longer system \d+, timeline 1, "):
             next(capture.live(start, wait_seconds=0))
         assert "timeline 2," in str(capture.identity())
         assert capture.take_over(f"{capture.identity()}".replace("timeline 2", "timeline 1"), start) == start

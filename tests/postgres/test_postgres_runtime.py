@@ -42,7 +42,7 @@ def test_c21_a_checkpoint_is_of_one_slot_and_another_pipelines_is_refused(
         other.prepare([T])  # it has everything since, by chance: nobody could tell
         other.close()
         refused = Runtime(other, store, key="k", options=OPTIONS)
-        with pytest.raises(SourceChangedError, match="slot lakefeed_one, and this capture reads from lakefeed_two"):
+        with pytest.raises(SourceChangedError, match="slot lakefeed_one, but this capture reads from lakefeed_two"):
             refused.start()
         writer.execute("INSERT INTO t VALUES (4)")
         again = Runtime(Postgres(dsn).bind("one"), store, key="k", options=OPTIONS)

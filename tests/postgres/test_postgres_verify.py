@@ -90,7 +90,7 @@ def test_tables_that_a_pattern_matches_and_that_cannot_be_captured_are_named_wit
         assert set(found["tables"]) == {"public.t"}
         (why,) = found["not_followed"].values()
         assert list(found["not_followed"]) == ["public.cache"]
-        assert "is not logged" in why
+        assert "is unlogged" in why
         assert not why.startswith("public.cache"), "the table is named before it"
         connection.execute(why.partition("Remedy: ")[2])
         assert execute(["verify", str(file), "--json"]) == 1

@@ -87,7 +87,7 @@ def test_a_slot_that_a_dead_process_began_to_make_is_not_taken_for_one(dsn: str,
         # Only behind the transaction's lock is the server deaf to its client's end; before, it gives up by itself.
         eventually(lambda: writer.execute(_WAITING, (dead.info.backend_pid,)).fetchone() is not None)
         dead.close()
-        with pytest.raises(SourceUnavailableError, match="still being made by the server's process"):
+        with pytest.raises(SourceUnavailableError, match="still being created by the server process"):
             capture.prepare([T])
         slow.commit()
         eventually(lambda: slots(writer) == 0)

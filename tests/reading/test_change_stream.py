@@ -63,7 +63,7 @@ def test_a_feed_beside_a_trim_says_what_is_missing_and_knows_the_rest(tmp_path: 
     options = ReadOptions.parse({"journal": str(tmp_path / "j"), "table": "main.people"})
     feeds = [TableFeed.open(options) for _ in range(3)]
     journal.trim(4)
-    with pytest.raises(JournalError, match=r"change sets 3 to 4 are wanted .* it has 5 to 6"):
+    with pytest.raises(JournalError, match=r"change sets 3 to 4 of table main.people are needed.* it has 5 to 6"):
         feeds[0].parts(2, 6)
     assert [part.number for part in feeds[0].parts(4, 6)] == [5, 6]
     assert [feeds[1].schema_at(number).version for number in (5, 6)] == [1, 2]
@@ -123,12 +123,12 @@ def test_an_offset_older_than_what_is_retained_is_an_error_that_says_what_is_mis
     stream = start(max_change_sets="1")
     _, offset = run(stream)
     journal.trim(4)
-    said = "change sets 2 to 4 are wanted of table main.people, but they have been trimmed .*; it has 5 to 5.*keep_chan"
+    said = "change sets 2 to 4 of table main.people are needed, but they have been trimmed .*; it has 5 to 5.*keep_chan"
     with pytest.raises(JournalError, match=said):
         stream.latestOffset()
     with pytest.raises(JournalError, match=said):
         start().partitions(offset, offset)
-    with pytest.raises(JournalError, match=r"change sets 3 to 4 are wanted"):
+    with pytest.raises(JournalError, match=r"change sets 3 to 4 of table main.people are needed"):
         start(start="3").latestOffset()
     assert run(start())[0] == [5]
 
@@ -156,7 +156,7 @@ def test_a_journal_that_was_made_anew_is_not_taken_for_the_old_one(
 
 def test_a_start_that_is_not_there_yet_is_an_error(journal: Journal, start: Start) -> None:
     assert run(start(start="6"))[0] == []
-    with pytest.raises(JournalError, match=r"change set 6 is wanted .* ends with 5"):
+    with pytest.raises(JournalError, match=r"change set 6 of table [a-z.]+ is needed.* ends with 5"):
         start(start="7").latestOffset()
 
 

@@ -201,7 +201,7 @@ def test_read_at_is_exact_between_merges_as_long_as_the_journal_tells(
     with pytest.raises(LakeError, match=rf"the journal has the change sets {newest} to {newest}, not {first}") as gone:
         read_at(spark, bank.lake, "main.savings", change_set=first)
     assert "journal.keep_seconds" in gone.value.remedy
-    with pytest.raises(LakeError, match=r"the journal has none from \d+ to \d+ any more"):
+    with pytest.raises(LakeError, match=r"the journal no longer has \d+ to \d+"):
         snapshot(spark, bank.lake, newest - 1)
     shutil.rmtree(bank.root)
     with pytest.raises(LakeError, match="no merge ended there, and its journal cannot be read from here"):

@@ -129,10 +129,10 @@ def test_what_was_trimmed_is_an_error_and_earliest_is_what_is_left(reading: Spar
         journal.trim(3)
     assert [row["id"] for row in rows(read(reading, tmp_path))] == [4]
     with pytest.raises(
-        PySparkException, match=r"change sets 2 to 3 are wanted .* trimmed .* it has 4 to 4.*keep_change_sets"
+        PySparkException, match=r"change sets 2 to 3 .* are needed.* trimmed .* it has 4 to 4.*keep_change_sets"
     ):
         rows(read(reading, tmp_path, start=2))
-    with pytest.raises(PySparkException, match=r"change set 9 is wanted .* ends with 4"):
+    with pytest.raises(PySparkException, match=r"change set 9 of table [a-z.]+ is needed.* ends with 4"):
         read(reading, tmp_path, end=9)
 
 

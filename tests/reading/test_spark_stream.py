@@ -126,7 +126,7 @@ def test_a_checkpoint_that_fell_behind_the_trim_is_an_error_and_not_a_gap(job: J
         add_people(journal, [2, 3, 4])
         journal.trim(3)
         with pytest.raises(
-            PySparkException, match=r"change sets 2 to 3 are wanted .* have been trimmed.*new checkpoint"
+            PySparkException, match=r"change sets 2 to 3 .* are needed.* have been trimmed.*new checkpoint"
         ):
             job.run()
     assert job.ids() == [1]

@@ -44,7 +44,7 @@ def test_t24_a_table_that_two_patterns_match_is_taken_once() -> None:
 def test_t24_a_pattern_with_an_exclamation_mark_takes_tables_away_wherever_it_stands() -> None:
     assert matched("*", "!order*") == matched("!main.order*", "*") == ["main.Customers", "main.a.b"]
     assert matched("*", "!nothing_yet_*", "!CUSTOMERS") == ["main.a.b", "main.order_items", "main.orders"]
-    with pytest.raises(ConfigError, match="every table pattern takes tables away"):
+    with pytest.raises(ConfigError, match="every table pattern excludes tables"):
         matched("!orders")
 
 

@@ -99,7 +99,7 @@ def test_e15_a_file_that_is_gone_is_waited_for(tmp_path: Path) -> None:
         with pytest.raises(SourceUnavailableError, match="removed"):
             world.pull()
         capture.close()
-        with pytest.raises(SourceUnavailableError, match="is not there"):
+        with pytest.raises(SourceUnavailableError, match="does not exist"):
             capture.open()
         (tmp_path / "y.db").rename(tmp_path / "x.db")
         world.restart()
@@ -188,7 +188,7 @@ def test_a_log_that_is_gone_is_a_setup_error_and_not_a_fresh_start(tmp_path: Pat
     with made(tmp_path / "x.db", PEOPLE) as world:
         world.seed()
         world.sql("DROP TABLE _lakefeed_shop_log")
-        with pytest.raises(SourceSetupError, match="is gone"):
+        with pytest.raises(SourceSetupError, match="is missing"):
             world.capture.continuity(world.position, [])
 
 

@@ -86,7 +86,7 @@ def test_damage_is_named_and_not_repaired_by_forgetting(place: Storage) -> None:
         Journal.open(place, options=KEEP)
     place.replace(segment, data)
     place.remove(["commits/00000000000000000002.json"])
-    with pytest.raises(JournalDamagedError, match=r"commits/0+2.json is missing, but change set 3 is there"):
+    with pytest.raises(JournalDamagedError, match=r"commits/0+2.json is missing, but change set 3 exists"):
         Journal.open(place, options=KEEP)
     place.remove([*place.names("commits"), "commits/.folder"])
     with pytest.raises(JournalDamagedError, match="commits is missing, but"):
@@ -130,7 +130,7 @@ def test_a_store_that_is_away_is_an_error_that_is_tried_again_and_nothing_is_los
         journal = Journal.open(place, options=KEEP)
         append(journal, 1)
         proxy.cut()
-        with pytest.raises(StorageUnavailableError, match="the store did not do its work for s3://"):
+        with pytest.raises(StorageUnavailableError, match="a request to the store for s3://"):
             append(journal, 2)
         proxy.restore()
         append(journal, 2)

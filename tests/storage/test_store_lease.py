@@ -107,7 +107,7 @@ def require_whole(place: Storage) -> list[int]:
 def test_a_second_writer_is_refused_and_told_who_writes(place: Storage) -> None:
     with Journal.open(place, options=SLOW) as journal:
         append(journal, 1)
-        with pytest.raises(LeaseError, match=f"is written by process {os.getpid()} on .*; its lease runs out 300 s"):
+        with pytest.raises(LeaseError, match=f"is written by process {os.getpid()} on .*; its lease expires 300 s"):
             Journal.open(place, options=SLOW)
         holder = lease_holder(place)
         assert holder is not None

@@ -1,8 +1,9 @@
-"""ChangeSetBuilder: what a decoder gives → change sets that end at a commit. The same for every log source.
+"""ChangeSetBuilder: turns decoded pieces into change sets that end at a commit. Every log source uses it.
 
-``add`` takes pieces as they come, also in the middle of a transaction; ``cut`` hands out what is complete. The builder
-numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and spills what
-is too much for memory. A change set keeps its own data: it can be iterated again, and outlives ``confirm`` and builder.
+``add`` takes pieces as they arrive, even in the middle of a transaction; ``cut`` hands out what is complete. The
+builder numbers the changes (``_lakefeed_seq`` grows with the log, with gaps), adds the metadata columns, and spills to
+disk what does not fit into memory. A change set owns its data: it can be iterated again, and outlives ``confirm`` and
+the builder.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ MEMORY_BYTES = 64 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ABSENT = pa.list_(pa.string())
 _TIME = METADATA.field("_lakefeed_time").type
-_PART = pa.schema(  # a time of NULL is the transaction's
+_PART = pa.schema(  # a NULL time means the transaction's time
     [("op", pa.int8()), ("seq", pa.int64()), ("transaction", pa.int32()), ("absent", _ABSENT), ("time", pa.int64())]
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When a change set is cut, and how far an idle source may run ahead before a heartbeat moves its resume point."""
+    """When to cut a change set, and how far an idle source may get ahead before a heartbeat moves its resume point."""
 
     rows: int = 200_000
     bytes: int = 64 << 20
@@ -51,18 +52,19 @@ class Limits:
 
 
 class Spill:
-    """Arrow batches, in memory while they are few and in a temporary file when not. Append, then iterate as often as
-    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process. Nor
-    can it be read without the key, which is in memory alone: masks come later, and no clear text is to be stored."""
+    """Arrow batches: in memory while they are small, then in a temporary file. Append first, then iterate as often as
+    you like, from one thread at a time. The file has no name: it disappears with the last reference or with the
+    process. It is encrypted with a key that exists only in memory: masks are applied later, and no clear text may be
+    stored."""
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._items: list[pa.RecordBatch | tuple[int, int]] = []  # or offset and size in the file
+        self._items: list[pa.RecordBatch | tuple[int, int]] = []  # a batch, or its offset and size in the file
         self._file: Any = None
         self._key = secrets.token_bytes(32)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """JournalFullError, which is retried as the journal's own is, if the disk has no room for the file."""
+        """JournalFullError, which is retried like the journal's own, if the disk has no room for the file."""
         if batch.nbytes <= self._memory_bytes:
             self._memory_bytes -= batch.nbytes
             self._items.append(batch)
@@ -76,10 +78,10 @@ class Spill:
             with pa.ipc.new_stream(kept, batch.schema) as writer:
                 writer.write_batch(batch)
             self._file.write(self._crypted(kept.getvalue(), offset))
-            self._file.flush()  # a full disk must be known now
+            self._file.flush()  # report a full disk now
         except OSError as error:
             if is_first and self._file is not None:
-                self._closing()  # nothing is in it: it must not stay open for as long as the change set is tried again
+                self._closing()  # the file is empty: do not keep it open while the change set is retried
                 self._file = None
             if error.errno not in _NO_ROOM:
                 raise
@@ -99,28 +101,28 @@ class Spill:
                     yield reader.read_next_batch()
 
     def _crypted(self, data: Any, offset: int) -> bytes:
-        """XOR with a key stream of its own for each offset: there and back again."""
+        """XOR with a key stream that is unique to the offset: encrypts and decrypts."""
         given = np.frombuffer(data, dtype=np.uint8)
         stream = hashlib.shake_128(self._key + offset.to_bytes(8)).digest(len(given))
         return (given ^ np.frombuffer(stream, dtype=np.uint8)).tobytes()
 
 
 def _close(file: Any) -> None:
-    """What could not be written is tried once more, in vain; the file goes anyway."""
+    """Closing tries once more to write what could not be written, and fails again; the file is closed anyway."""
     with suppress(OSError):
         file.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of a change set; each iteration makes them again from what is kept."""
+    """The batches of a change set. Each iteration builds them again from the kept parts."""
 
     parts: Spill
     tables: list[TableSchema] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
 
     def append(self, rows: Rows, first_seq: int = 0, first_transaction: int = 0) -> int:
-        """Keep ``rows``, whose order and transactions count from these numbers. Returns how many bytes that are."""
+        """Keep ``rows``, whose order and transactions count from these numbers. Returns their size in bytes."""
         count = len(rows.operations)
         order, codes = np.asarray(rows.order) + first_seq, np.asarray(rows.transactions) + first_transaction
         absent = pa.nulls(count, _ABSENT) if rows.absent is None else rows.absent
@@ -156,7 +158,7 @@ class Batches:
 
 @dataclass(slots=True)
 class _Draft:
-    """The change set that is being put together."""
+    """The change set under construction."""
 
     batches: Batches
     schemas: list[TableSchema] = field(default_factory=list)
@@ -169,8 +171,8 @@ class _Draft:
 
 class ChangeSetBuilder(Generic[P]):
     """See the module. ``position`` is where the last change set ended; ``reached`` may be further. Belongs to the
-    stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has named are not
-    taken in until ``unblock``, and the notice is given once."""
+    stream's thread; any thread may call ``unblock``. After a TableBlocked notice the builder drops rows of that table
+    until ``unblock``, and reports the notice once."""
 
     def __init__(self, position: P, limits: Limits | None = None, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self.position = position
@@ -185,18 +187,18 @@ class ChangeSetBuilder(Generic[P]):
 
     @property
     def is_empty(self) -> bool:
-        """Nothing for the lake has been taken in since the last cut."""
+        """Whether nothing for the lake has arrived since the last cut."""
         return not (self._draft.rows or self._draft.notices or self._draft.schemas)
 
     def unblock(self, table: TableId) -> None:
-        """The table was prepared again: its rows are delivered from here on."""
+        """Deliver rows of the table again: it was prepared again."""
         self._blocked.discard(table)
 
     def add(self, decoded: Decoded[P]) -> None:
-        """Take in a piece. The end that it has reached counts once no transaction is open: its commit is to come."""
+        """Take in a piece. ``reached`` moves only while no transaction is open: a commit is still to come."""
         draft, batches = self._draft, self._draft.batches
         if decoded.continues:
-            batches.transactions.pop()  # the piece has it again, with its end if that is known by now
+            batches.transactions.pop()  # the piece repeats it, with its end if that is known by now
         base = len(batches.transactions)
         batches.transactions.extend(decoded.transactions)
         for item in chain.from_iterable(one if isinstance(one, Iterable) else (one,) for one in decoded.items):
@@ -214,7 +216,7 @@ class ChangeSetBuilder(Generic[P]):
             self.reached = max(end for end in ends if end is not None)  # a decoder's positions are of one kind
 
     def announce(self, announced: Announced) -> None:
-        """Report a table's new shape, or a notice, with the next change set."""
+        """Report a table's new schema, or a notice, with the next change set."""
         for notice in announced.notices:
             if isinstance(notice, TableBlocked):
                 if notice.table in self._blocked:
@@ -225,12 +227,13 @@ class ChangeSetBuilder(Generic[P]):
         self._draft.began_at = self._draft.began_at or time.monotonic()
 
     def due(self, *, more: bool, is_over: bool = False, ahead_bytes: int = 0) -> ChangeSet | None:
-        """The change set to hand out now; None between two.
+        """The change set to hand out now, or None.
 
-        One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
-        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position, by
-        time or because the source is ``ahead_bytes`` further: an idle source keeps no log for us, a busy one gets few
-        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing."""
+        A change set with content is cut at a commit as soon as no ``more`` has arrived, it has enough rows or bytes, or
+        its first change has waited long enough. If nothing for the lake has arrived, a heartbeat moves the position
+        from time to time, or once the source is ``ahead_bytes`` further: an idle source then retains no log for us, and
+        a busy one gets few heartbeats. ``is_over``: the caller has waited long enough and gets an answer, if need be a
+        heartbeat that moves nothing."""
         draft, limits, now = self._draft, self._limits, time.monotonic()
         if self.is_empty:
             late = now - self._cut_at >= limits.heartbeat_seconds
@@ -243,7 +246,7 @@ class ChangeSetBuilder(Generic[P]):
         return ChangeSet(self.position, self.position) if is_over else None
 
     def cut(self) -> ChangeSet:
-        """Everything since the last cut. Only between transactions."""
+        """Everything since the last cut. Must not be called inside a transaction."""
         assert not self.in_transaction  # noqa: S101  # the caller cuts at commits
         draft, start = self._draft, self.position
         self._draft = _Draft(Batches(Spill(memory_bytes=self._memory_bytes)))
@@ -253,5 +256,5 @@ class ChangeSetBuilder(Generic[P]):
         return ChangeSet(start, self.reached, draft.batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
     def time_of(self, position: P) -> float | None:
-        """When the last transaction up to ``position`` was committed, by the source's clock, if it was a recent one."""
+        """The commit time, by the source's clock, of the last transaction up to ``position``, if it was recent."""
         return next((seconds for end, seconds in reversed(self._times) if end <= position), None)

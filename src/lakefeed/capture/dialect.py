@@ -1,5 +1,5 @@
-"""The seam to a database that answers SELECT: a dialect says where it is and how its SQL is written, a session is a
-connection that answers queries. Polling needs nothing more; a log source uses them for its catalog and its snapshots.
+"""The seam to a database that answers SELECT. A Dialect knows where the database is and how to write its SQL; a Session
+is a connection that runs queries. Polling needs nothing else; a log source uses them for its catalog and its snapshots.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Key = tuple[KeyValue, ...]
 
 
 class TableChangedError(Exception):
-    """The table is not the one that was described any more. Internal: the snapshot is planned again."""
+    """The table is no longer the one that was described. Internal: the snapshot is planned again."""
 
 
 class Refusal(NamedTuple):
-    """Why a table cannot be captured, and the statement that repairs it. Without one it never can be."""
+    """Why a table cannot be captured, and the statement that repairs it. Without a remedy it never can be."""
 
     reason: str
     remedy: str = ""
 
 
 class Ordering(NamedTuple):
-    """The operators, as SQL, of the order in which the database itself sorts a column's values."""
+    """The SQL operators of the order in which the database itself sorts a column's values."""
 
     before: str = "<"
     equal: str = "="
@@ -50,10 +50,10 @@ PLAIN = Ordering()
 class DescribedTable:
     """A table as the catalog has it now: all columns, and the declared key.
 
-    ``origin`` is what stands behind FROM. ``sql_names`` are names in SQL of columns that are called otherwise there.
-    ``unordered`` says of a column why its values cannot be put in order and so cannot be part of a key. ``misfits``
-    are conditions in SQL, on the alias ``t``, that are 1 where a column holds a value that its type does not fit.
-    ``orderings`` are the operators of columns that are not compared with plain ``<``, ``=`` and ``>``."""
+    ``origin`` is the SQL that follows FROM. ``sql_names`` maps columns to their names in SQL, where these differ.
+    ``unordered`` says why the values of a column cannot be ordered, so that it cannot be part of a key. ``misfits`` are
+    SQL conditions on the alias ``t`` that are 1 if a column holds a value that does not fit its type. ``orderings`` has
+    the operators of columns that are not compared with plain ``<``, ``=`` and ``>``."""
 
     schema: TableSchema
     origin: str
@@ -76,21 +76,22 @@ class DescribedTable:
 
 
 class Horizon(NamedTuple):
-    """The source's time, and until when nothing can become visible any more, or None; microseconds since 1970."""
+    """Microseconds since 1970. ``now_us`` is the source's time. No row with a time up to ``settled_us`` can become
+    visible any more; None if there is no such time."""
 
     now_us: int
     settled_us: int | None
 
 
 class Bracket(NamedTuple):
-    """Which commits a consistent read sees: all up to ``low``, none after ``high``. Equal: it is exact."""
+    """Which commits a consistent read sees: all up to ``low`` and none after ``high``. If equal, the read is exact."""
 
     low: Position
     high: Position
 
 
 class Cuts(NamedTuple):
-    """Keys that divide a table into ranges of about equal size, in order, and about how many rows it has."""
+    """Keys that cut a table into ranges of about equal size, in order, and its approximate number of rows."""
 
     keys: tuple[Key, ...]
     rows: int
@@ -98,13 +99,13 @@ class Cuts(NamedTuple):
 
 @dataclass(slots=True)
 class Query:
-    """SQL in the making, with the values that its placeholders stand for, in order.
+    """SQL under construction, with the values of its placeholders in order.
 
-    ``exact`` are columns whose values the database is going to be asked for again: one that can be given in another
-    form only than it is stored is a misfit there. ``enough_bytes``: a session may stop once it has given that much.
-    ``source`` is the table whose rows are copied: the session checks, once it has its lock, that the consistent read
-    sees the rows of that very table, and raises TableChangedError if not. ``ends_read``: nothing else is read in this
-    consistent read, so a session whose reads make writers wait may end it before the rows are used."""
+    ``exact`` are columns whose values go into later queries: a value that cannot be returned exactly as stored is a
+    misfit there. ``enough_bytes``: a session may stop after returning that much. ``source`` is the table that is being
+    copied: once the session holds its lock, it checks that the consistent read sees the rows of that very table, and
+    raises TableChangedError if not. ``ends_read``: this consistent read has no further query, so a session whose reads
+    block writers may end it before the rows are consumed."""
 
     sql: str = ""
     values: list[Any] = field(default_factory=list)
@@ -118,75 +119,76 @@ class Dialect(ABC):
     """One database. Picklable and without a connection: chunks carry it to Spark tasks, polls to other threads."""
 
     default_schema: str
-    folds_case: bool  # whether the database compares table names without case
+    folds_case: bool  # whether the database ignores case in table names
 
     @abstractmethod
     def connect(self) -> Session:
-        """A new connection. It may be used in any thread, one at a time."""
+        """A new connection. Any thread may use it, one at a time."""
 
     def represent(self, choices: Choices) -> Dialect:  # noqa: ARG002
-        """The same database, described as the lake wants its tables: see ``ChangeCapture.represent``. One that gives
-        columns its own types only stays as it is."""
+        """The same database, described as the lake wants its tables (see ``ChangeCapture.represent``). A dialect that
+        cannot vary its column types returns itself."""
         return self
 
     @abstractmethod
     def quoted(self, name: str) -> str:
-        """A name in SQL."""
+        """``name`` quoted for SQL."""
 
     @abstractmethod
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        """SQL for a value of ``column``'s own type: a literal, or a placeholder whose value goes to ``query``. Compared
-        with the column it must be exact, to the last digit of a second."""
+        """SQL for a value of ``column``'s type: a literal, or a placeholder whose value is added to ``query``. It must
+        compare exactly with the column, down to the last digit of a second."""
 
     def described(self, table: TableId) -> DescribedTable:
-        """One table as the catalog has it now, on a connection of its own. SourceSetupError if it is not there."""
+        """One table as the catalog has it now, read on a connection of its own. SourceSetupError if there is none."""
         with closing(self.connect()) as session:
             return session.described(table)
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
-        """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""
+        """SQL that is true if the tuple ``left`` comes after the tuple ``right`` in the order of ORDER BY."""
         return _compared(left, right, orderings, is_after=True)
 
     def up_to(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
-        """SQL that is true where ``left`` is ``right`` or comes before it."""
+        """SQL that is true if ``left`` equals ``right`` or comes before it."""
         return _compared(left, right, orderings, is_after=False)
 
 
 class Session(ABC):
-    """An open connection. Errors of the driver come out as Lakefeed's; no call waits for a lock without an end."""
+    """An open connection. It raises Lakefeed's errors, not the driver's, and never waits for a lock without a limit."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Names this very database."""
+        """Identifies this very database."""
 
     @abstractmethod
     def tables(self) -> Mapping[TableId, Refusal | None]:
-        """All tables there are → why one cannot be captured, or None."""
+        """All existing tables, each with the reason why it cannot be captured, or None."""
 
     @abstractmethod
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        """What the catalog has of those that are there."""
+        """The catalog's description of those of ``tables`` that exist."""
 
     def described(self, table: TableId) -> DescribedTable:
-        """What the catalog has of one table. SourceSetupError if it is not there."""
+        """The catalog's description of one table. SourceSetupError if it does not exist."""
         if (found := self.describe([table]).get(table)) is None:
             raise no_table(table)
         return found
 
     @abstractmethod
     def horizon(self) -> Horizon:
-        """Asked before every read, so that what is settled is also visible to it."""
+        """Called before every read, so that the read sees everything that is settled."""
 
     @abstractmethod
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows, with exactly these columns in this order. MisfitError, naming the column, for a value that does
-        not fit it, unless the field has a rule for that (``change.choice.rule_of``)."""
+        """The rows, with exactly these columns in this order. A MisfitError names the column of a value that does not
+        fit, unless the field has a rule for such values (``change.choice.rule_of``)."""
 
     @abstractmethod
     def consistent(self, origin: Mapping[str, Any] | None = None) -> AbstractContextManager[Bracket | None]:
-        """Reads inside see one state of the database. ``origin`` is what a snapshot's plan recorded for its reads, as
-        JSON of the source's own making: the name of an exported snapshot, say. With it, a database that has a log
-        yields between which positions the state is; without it, or without a log, None."""
+        """A context in which all reads see one state of the database. ``origin`` is JSON of the source's own making
+        that the plan of a snapshot recorded for its reads, such as the name of an exported snapshot. With it, a
+        database that has a log yields the positions between which that state lies; otherwise the context yields
+        None."""
 
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:  # noqa: ARG002
         """See ``ChangeCapture.sizes``."""
@@ -197,13 +199,13 @@ class Session(ABC):
         return Comments()
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:  # noqa: ARG002
-        """Cuts for ranges of about ``rows`` rows, where the database has a cheaper way than to count and to walk the
-        index, else None. ``where`` are conditions on the alias ``t``."""
+        """Cuts for ranges of about ``rows`` rows, if the database has a cheaper way than counting rows and walking the
+        index; otherwise None. ``where`` are conditions on the alias ``t``."""
         return None
 
     @abstractmethod
     def cancel(self) -> None:
-        """End what is running on it, from any thread."""
+        """End the running call, from any thread."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -215,7 +217,7 @@ def no_table(table: TableId) -> SourceSetupError:
 
 
 def key_rows(rows: pa.RecordBatch, key: Sequence[str]) -> list[Key]:
-    """The key of each row, exactly, in values that JSON can carry (tagged) and ``Dialect.bound`` takes back."""
+    """The exact key of each row, in values that JSON can carry (tagged) and that ``Dialect.bound`` accepts."""
     columns = [[_key_value(value) for value in rows.column(name).to_pylist()] for name in key]
     return list(zip(*columns, strict=True))
 
@@ -245,8 +247,8 @@ def _key_value(value: Any) -> KeyValue:
 
 
 def _compared(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, is_after: bool) -> str:
-    """Two tuples, or column by column: operators of different schemas cannot stand between two tuples. The condition on
-    the first column follows from the rest, and lets the database begin or end in its index."""
+    """Compares tuples, or column by column where operators differ: operators of different schemas cannot compare
+    tuples. The condition on the first column is redundant, but lets the database start or stop in its index."""
     if all(one == PLAIN for one in orderings):
         return f"({', '.join(left)}) {'>' if is_after else '<='} ({', '.join(right)})"
     *before, (a, b, one) = zip(left, right, orderings, strict=True)

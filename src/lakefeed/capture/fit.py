@@ -1,12 +1,13 @@
 """A value that does not fit its column: one error, one rule, for every source.
 
 A value is never rounded, cut or replaced by NULL, unless the column's rule says so (``Column.out_of_range``, from
-``lake.out_of_range`` and the rules of ``lake.tables``). A decoder that meets one it cannot hold raises MisfitError
-under the rule STOP, and makes it NULL or the nearest value under NULL and CLAMP. Under TEXT no value misfits: the
-column is text. A column that rows are ordered or identified by has STOP or TEXT alone: two rows might else get one key.
+``lake.out_of_range`` and the rules of ``lake.tables``). Under the rule STOP a decoder raises MisfitError for a value
+that the column cannot hold; under NULL and CLAMP it replaces the value by NULL or by the nearest one. Under TEXT every
+value fits: the column is text. A column that orders or identifies rows can only have STOP or TEXT: otherwise two rows
+might get the same key.
 
-Where columns hold values of any type (SQLite) and no rule is given, the column becomes text for good, with the exact
-text form of each value; one that rows are ordered by cannot, so there the table stops."""
+SQLite stores values of any type in any column. Without a rule, such a column becomes text for good, with the exact text
+form of each value; a column that orders rows cannot become text, so the table stops."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ BY_RULE = (
     "Say what such a value becomes, in lake.tables: {{match: {table}, out_of_range: {{{name}: text}}}}, which keeps "
     "the column as the source prints it; or null, or clamp."
 )
-"""The remedy for a value that a rule can be given for."""
+"""The remedy for a value that a rule can handle."""
 
 
 class _Replaced(threading.local):
@@ -29,14 +30,14 @@ class _Replaced(threading.local):
 
 
 REPLACED = _Replaced()
-"""How many values this thread has made NULL or clamped by a rule. What decodes values adds to it; who has a column
-decoded, and knows its name, compares it before and after."""
+"""How many values this thread has replaced by NULL or clamped under a rule. Decoders add to it; their caller, which
+knows the name of the column, compares it before and after."""
 
 
 class MisfitError(Exception):
-    """Internal to captures. ``column`` is empty where a column is decoded by itself; ``of`` adds the name. ``remedy``
-    may contain ``{name}``, ``{table}`` and ``{column}``, which stands for ``schema.table.column``; ``{sql_table}`` and
-    ``{sql_column}`` are quoted for a statement. None: the column may become text without asking anybody."""
+    """Internal to captures. ``column`` is empty if a column is decoded on its own; ``of`` adds the name. ``remedy`` may
+    contain ``{name}``, ``{table}`` and ``{column}`` (``schema.table.column``), and ``{sql_table}`` and
+    ``{sql_column}``, which are quoted for a statement. None: the column may become text without anybody's consent."""
 
     def __init__(self, reason: str = "", *, column: str = "", remedy: str | None = None) -> None:
         super().__init__(reason)
@@ -45,11 +46,11 @@ class MisfitError(Exception):
         self.remedy = remedy
 
     def of(self, column: str) -> MisfitError:
-        """The same, of a named column."""
+        """The same error, for a named column."""
         return MisfitError(self.reason, column=column, remedy=self.remedy)
 
     def stopped(self, table: TableId) -> TableStoppedError:
-        """The error that stops ``table``. Without a remedy of its own it is about a column that rows are ordered by."""
+        """The error that stops ``table``. An error without a remedy concerns a column that orders rows."""
         problem = f"the column {self.column} holds values of several types, so that rows cannot be put in order"
         remedy = "Correct the values in the source, then sync again."
         if self.remedy is not None:
@@ -60,17 +61,17 @@ class MisfitError(Exception):
         return TableStoppedError(f"{table}: {problem}", table=str(table), remedy=remedy)
 
     def blocked(self, table: TableId) -> TableBlocked:
-        """The same as a notice, for a stream that goes on without ``table``."""
+        """The same as a notice, for a stream that continues without ``table``."""
         error = self.stopped(table)
         return TableBlocked(table, error.message.removeprefix(f"{table}: "), error.remedy)
 
 
 def out_of_range(reason: str) -> MisfitError:
-    """A value that the column's type cannot hold, under the rule STOP."""
+    """The error for a value that the column's type cannot hold, under the rule STOP."""
     return MisfitError(reason, remedy=BY_RULE)
 
 
 def became_text(table: TableId, columns: Sequence[str]) -> RecopyNeeded:
-    """The notice beside the schema in which ``columns`` are text from now on."""
+    """The notice that accompanies the schema in which ``columns`` become text."""
     reason = f"values that the declared type does not fit make it text: {', '.join(columns)}"
     return RecopyNeeded(table, reason, tuple(columns))

@@ -3,8 +3,8 @@
     ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
                                      SchemaFacts.due ↗
 
-A transaction of any size passes, decoded piece by piece. The catalog side has one session, which one call at a time
-uses and ``close`` cancels; the stream side has the reader. Neither waits for the other."""
+A transaction of any size passes through, decoded piece by piece. The catalog side has one session, which serves one
+call at a time and which ``close`` cancels; the stream side has the reader. Neither waits for the other."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from lakefeed.storage.base import Storage
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
-_MORE_SECONDS = 0.02  # how long a change set that has something waits for more before it is cut
+_MORE_SECONDS = 0.02  # how long a change set with content waits for more before it is cut
 
 
 class LogCapture(ChangeCapture, Generic[P, Piece]):
-    """One database, one pipeline. ``positions`` are the kinds that the source deals in, the usual one first; ``tables``
-    are patterns (see ``select``); the rest are the seams of ``log``."""
+    """One database, one pipeline. ``positions`` are the kinds of position that the source uses, the usual one first;
+    ``tables`` are patterns (see ``select``); the others are the seams of ``log``."""
 
     def __init__(
         self, positions: type[P] | tuple[type[P], ...], capabilities: Capabilities, *, tables: Sequence[str],
@@ -69,8 +69,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._stream: _Stream[P, Piece] | None = None
         self._confirmed_at: float | None = None
         self._left_out: dict[TableId, Refusal] = {}
-        self._lock = threading.Lock()  # of the fields above, for moments only
-        self._catalog_lock = threading.Lock()  # of the session, while a call uses it
+        self._lock = threading.Lock()  # guards the fields above; never held across a call to the database
+        self._catalog_lock = threading.Lock()  # held while a call uses the session
 
     def represent(self, choices: Choices) -> None:
         self._dialect = self._dialect.represent(choices)
@@ -106,7 +106,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             try:
                 self._resume.close()
             finally:
-                # The call that was cancelled returns first. One that hangs all the same takes its session along.
+                # Wait until the cancelled call has returned. If it hangs all the same, its session is left to it.
                 if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
                     try:
                         session.close()
@@ -147,9 +147,9 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return bool(self._patterns.matching(table))
 
     def choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
-        """The tables of a catalog that the patterns match, without those that are refused: a warning says so once.
-        ConfigError for one that is named and cannot be captured, unless it was captured before: that one is reported as
-        blocked, and must not stop the others."""
+        """The tables that the patterns match, without refused ones, about which a warning is logged once. ConfigError
+        for a table that is named literally and cannot be captured, unless it was captured before: such a table is
+        reported as blocked and must not stop the others."""
         refused = {table: refusal for table, refusal in there.items() if refusal is not None}
         for table, refusal in refused.items():
             named = [one for one in self._patterns.matching(table) if is_literal(one)]
@@ -194,7 +194,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         where: Sequence[str] = (),
     ) -> SnapshotPlan:
         if (origin := self._resume.beside()) is None:
-            return super().reread(known, keys=keys, chunk_rows=chunk_rows)
+            return super().reread(known, keys=keys, chunk_rows=chunk_rows, where=where)
         with closing(self._dialect.connect()) as session:
             there = still_there(session.described(known.table), known)
             whole = TableChunk(self._dialect, *there, where=tuple(where), origin=origin)
@@ -216,7 +216,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             raise not_prepared()
         stream = self._stream
         if stream is None or stream.builder.position != start:
-            self._end_stream()  # whatever fails below, nobody reads on from it
+            self._end_stream()  # first: if anything below fails, nobody must go on reading from it
             self._resume.require(start)
             self._facts.rewind(start)
             stream = self._begin(start)
@@ -227,7 +227,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         stream = _Stream(self._resume.start(start), decoder, builder, self._facts, self._resume.ahead_bytes)
         with self._lock:
             is_open, self._stream = self._session is not None, stream
-        if not is_open:  # closed meanwhile, by another thread
+        if not is_open:  # another thread has closed the capture meanwhile
             stream.close()
         return stream
 
@@ -270,7 +270,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             return self._resume.drop()
 
     def _end_stream(self) -> None:
-        """The next call of ``live`` starts another one."""
+        """Close the stream; the next call of ``live`` starts another one."""
         with self._lock:
             stream, self._stream = self._stream, None
         if stream is not None:
@@ -284,7 +284,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
 @dataclass(slots=True)
 class _Stream(Generic[P, Piece]):
-    """One reader with its decoder and builder. ``close`` may come from any thread."""
+    """One reader with its decoder and builder. Any thread may call ``close``."""
 
     reader: LogReader[P, Piece]
     decoder: Decoder[P, Piece]
@@ -298,7 +298,7 @@ class _Stream(Generic[P, Piece]):
         self.reader.close()
 
     def next(self, wait_seconds: float) -> ChangeSet | None:
-        """What comes next, a heartbeat if nothing does in time, None once the stream is closed."""
+        """The next change set, a heartbeat if none is due in time, None once the stream is closed."""
         builder, until = self.builder, time.monotonic() + wait_seconds
         while not self.closed.is_set():
             is_waiting = builder.is_empty and not builder.in_transaction
@@ -308,7 +308,7 @@ class _Stream(Generic[P, Piece]):
                 builder.add(self.decoder.decode(piece))
             for announced in self.facts.due(builder.reached):
                 builder.announce(announced)
-            # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
+            # A log that never pauses may still have nothing for the lake, such as changes of a blocked table.
             is_over = (piece is None or (wait_seconds > 0 and builder.is_empty)) and time.monotonic() >= until
             ahead_bytes = self.ahead_bytes(builder.position, builder.reached)
             change_set = builder.due(more=piece is not None, is_over=is_over, ahead_bytes=ahead_bytes)

@@ -1,8 +1,8 @@
-"""BackgroundReader: reads a log in a thread of its own, so that the server always gets its answers.
+"""BackgroundReader: reads a log in a thread of its own, so that the server always gets its replies.
 
-The thread reads while there is room, keeps the connection alive while there is none, hands errors over to the
-consumer, and notices silence: a server that has answered nothing for ``silence_seconds`` is SourceUnavailableError,
-whether the connection looks open or a call hangs. It confirms nothing by itself."""
+The thread reads while there is room, keeps the connection alive while there is none, passes errors to the consumer, and
+detects silence: a server that has not answered for ``silence_seconds`` leads to SourceUnavailableError, whether the
+connection looks open or a call hangs. The reader confirms nothing by itself."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FEW, _JOINED_BYTES = 2, 1 << 20
 
 
 class BackgroundReader(LogReader[P, Piece]):
-    """A LogReader over another one, which it owns from here on. ``read`` belongs to one thread at a time; ``close`` may
-    be called from any and returns within CLOSE_SECONDS, whatever hangs. The reader below must return within about a
-    second. One that does not know yet whether the log has more, when it is read without a wait, returns a piece of no
-    size. A log that answers by itself (a file) has no ``silence_seconds``."""
+    """A LogReader on top of another one, which it owns from here on. ``read`` belongs to one thread at a time; any
+    thread may call ``close``, which returns within CLOSE_SECONDS, whatever hangs. The inner reader must return within
+    about a second. If it is read without a wait and does not know yet whether the log has more, it returns a piece of
+    size 0. A log that needs no server (a file) has no ``silence_seconds``."""
 
     def __init__(
         self, name: str, reader: LogReader[P, Piece], *, room_bytes: int = ROOM_BYTES,
@@ -40,23 +40,24 @@ class BackgroundReader(LogReader[P, Piece]):
         self._changed = threading.Condition()
         self._pieces: list[Piece] = []
         self._taken: deque[Piece] = deque()
-        self._unread = self._unread_bytes = 0  # pieces with something in them
+        self._unread = self._unread_bytes = 0  # counts pieces that are not empty
         self._heard_at = time.monotonic()
         self._error: LakefeedError | None = None
         self._stopping = False
-        self._asked = self._answered = 0  # reads that must say whether there is more
-        self._is_drained = False  # what was taken is everything that was in the log when it was asked for
+        self._asked = self._answered = 0  # reads that must find out whether the log has more
+        self._is_drained = False  # the pieces taken are everything that the log had when it was asked
         self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
         self._thread.start()
 
     def read(self, wait_seconds: float) -> Piece | None:
-        """See ``LogReader.read``. What came before an error is handed out before the error is raised. Without a wait it
-        waits until it knows: pieces with something in them (``size``) have come, or the reader below has no more."""
+        """See ``LogReader.read``. Pieces that arrived before an error are returned before the error is raised. Without
+        a wait it blocks until it knows: pieces that are not empty (``size``) have arrived, or the inner reader has no
+        more."""
         must_know = wait_seconds <= 0
         if self._taken:
             return self._taken.popleft()
         if self._is_drained and must_know:
-            self._is_drained = False  # this None says it; the next read without a wait asks again
+            self._is_drained = False  # this None reports it; the next read without a wait asks again
             return None
         with self._changed:
             if must_know:
@@ -70,10 +71,10 @@ class BackgroundReader(LogReader[P, Piece]):
                 if left <= 0 or self._unread_bytes or (self._pieces and not must_know):
                     break
                 if must_know and self._answered >= asked:
-                    self._is_drained = bool(self._pieces)  # of no size: the next read says that there is no more
+                    self._is_drained = bool(self._pieces)  # they are empty: the next read reports that there is no more
                     break
                 self._changed.wait(min(left, _READ_SECONDS))
-                self._check_silence()  # also where the thread hangs in a call
+                self._check_silence()  # here too, in case the thread hangs in a call
             if not self._pieces and self._error is not None:
                 raise self._error
             pieces, is_behind = self._pieces, self._unread > _FEW
@@ -83,7 +84,7 @@ class BackgroundReader(LogReader[P, Piece]):
         return self._taken.popleft() if self._taken else None
 
     def _joined(self, pieces: list[Piece]) -> Iterator[Piece]:
-        """So that a consumer that takes longer for a piece than the server catches up all the same."""
+        """Fewer pieces, so that a consumer that is slower per piece than the server can still catch up."""
         group, size = list[Piece](), 0
         for piece in pieces:
             own = self._reader.size(piece)
@@ -113,7 +114,7 @@ class BackgroundReader(LogReader[P, Piece]):
                     self._reader.beat()
                     with self._changed:
                         self._changed.wait(_FULL_SECONDS)
-                    self._heard_at = time.monotonic()  # nobody listened: that is no silence of the server's
+                    self._heard_at = time.monotonic()  # nobody listened, so this is not silence of the server
                     continue
                 asked = self._asked
                 piece = self._reader.read(0.0 if asked > self._answered else _READ_SECONDS)
@@ -141,12 +142,12 @@ class BackgroundReader(LogReader[P, Piece]):
             self._changed.notify_all()
 
     def _check_silence(self) -> None:
-        """Under the condition's lock."""
+        """Call with the condition's lock held."""
         silent = time.monotonic() - self._heard_at
         if self._silence_seconds is not None and silent >= self._silence_seconds and self._error is None:
             self._error = SourceUnavailableError(
                 f"{self._name}: the server has answered nothing for {silent:.0f} s, although the connection is open",
-                remedy="If this stays, check the server and what is in between.",
+                remedy="If this persists, check the server and the network in between.",
             )
             self._stopping = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""DeliveredSchemas: what tables were last delivered as, what a change of shape means, and when a finding is due.
+"""DeliveredSchemas: the schemas that tables were last delivered with, what a change means, and when to report it.
 
-The same for every log source. A shape is stated twice: by the log, right before a row of it, and by the catalog, beside
-the log and ahead of it. What the catalog shows waits until the stream has passed the moment of that reading: rows from
-before it come first, and if they report the change themselves, nothing is left to report."""
+Every log source uses it. A schema is stated twice: by the log, right before a row with it, and by the catalog, beside
+the log and ahead of it. What the catalog states waits until the stream has passed the moment of that reading: earlier
+rows are delivered first, and if they report the change themselves, nothing remains to be reported."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lakefeed.change.table import OutOfRange, TableId, TableSchema
 class Stated:
     """A table as the log or the catalog states it, or as it was last delivered.
 
-    ``life`` is another one after DROP and CREATE (an oid, a table id). ``refusal``: why it cannot be captured any more,
-    and the statement that repairs it. ``stale_reason``: why any row that was delivered before may hold something else
-    now. By column id, ``not_known``: why nobody can tell without reading them what existing rows hold there (one that
-    is not named has its default, or NULL); ``altered``: why existing rows may hold other values there than were
-    delivered. A schema without a fingerprint has the one that was known before."""
+    ``life`` changes with DROP and CREATE (an oid, a table id). ``refusal``: why the table cannot be captured any more,
+    and the statement that repairs it. ``stale_reason``: why any row delivered earlier may have changed since. By column
+    id, ``not_known``: why only reading them tells what existing rows hold in this column (in a column without an entry
+    they hold its default, or NULL); ``altered``: why existing rows may now hold other values in this column than were
+    delivered. A schema without a fingerprint inherits the one known before."""
 
     life: int
     schema: TableSchema
@@ -35,44 +35,44 @@ class Stated:
 
 
 class DeliveredSchemas(SchemaFacts[P]):
-    """The SchemaFacts of a log that does not announce every change. Outlives reconnects. Any thread."""
+    """The SchemaFacts of a log that does not announce every change. Survives reconnects. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._known: dict[TableId, Stated] = {}
         self._settled: dict[TableId, Stated] = {}
-        self._due: dict[TableId, tuple[P, TableNotice]] = {}  # from which position on
-        self._reported: dict[TableId, tuple[P, TableNotice, P | None]] = {}  # and where its change set ended, if it did
-        self._observed: dict[TableId, tuple[P, Stated, Stated]] = {}  # what was delivered, what the catalog stated
+        self._due: dict[TableId, tuple[P, TableNotice]] = {}  # with the position from which on it is due
+        self._reported: dict[TableId, tuple[P, TableNotice, P | None]] = {}  # and the end of its change set, once known
+        self._observed: dict[TableId, tuple[P, Stated, Stated]] = {}  # the delivered state, then the catalog's
 
     def known(self, table: TableId) -> Stated | None:
         return self._known.get(table)
 
     def learn(self, table: TableId, life: int, schema: TableSchema) -> None:
-        """What is stated next is compared with this: as it is copied now, or was delivered by an earlier process."""
+        """Compare later statements with this schema, which is being copied now or was delivered by another process."""
         with self._lock:
             self._known[table] = self._settled[table] = Stated(life, schema)
 
     def deliver(self, life: int, schema: TableSchema) -> None:
-        """The stream delivers a table with this schema from now on."""
+        """From now on the stream delivers a table with this schema."""
         with self._lock:
             self._known[schema.table] = Stated(life, schema)
 
     def begin(self, table: TableId) -> None:
-        """It is copied from now on: nothing of before is to be reported about it."""
+        """A copy of the table starts: drop everything that was still to be reported about it."""
         with self._lock:
             for found in (self._due, self._reported, self._observed):
                 found.pop(table, None)
 
     def change(self, stated: Stated) -> tuple[TableSchema, Announced]:
-        """Take in a table as it is stated. Returns the schema to deliver it with, and what to report beside it."""
+        """Take in a statement. Returns the schema to deliver the table with, and what to report along with it."""
         with self._lock:
             table, schema = stated.schema.table, stated.schema
             before = self._known.get(table)
             notices: list[TableNotice] = []
             if before is None or before.life != stated.life:
                 for name in [name for name, one in self._known.items() if one.life == stated.life]:
-                    del self._known[name]  # it was renamed
+                    del self._known[name]  # the same table under its old name
                     notices.append(TableDropped(name))
             if before is not None:
                 schema = _with_known_defaults(before.schema, schema)
@@ -95,8 +95,9 @@ class DeliveredSchemas(SchemaFacts[P]):
             return dict(self._known)
 
     def observe(self, stated: Iterable[Stated], known: Mapping[TableId, Stated], now: Callable[[], P]) -> None:
-        """All captured tables as the catalog states them. ``known`` is ``all_known`` from before that reading, ``now``
-        a position behind it. Where rows have reported another schema since, the reading is the older one.
+        """Take in the catalog's statements about all captured tables. ``known`` is the result of ``all_known`` before
+        that reading; ``now`` returns a position after it. Where rows have reported another schema since, the reading is
+        out of date and is ignored.
         """
         with self._lock:
             earlier, self._observed, at = self._observed, {}, None
@@ -129,10 +130,10 @@ class DeliveredSchemas(SchemaFacts[P]):
             for table, (at, before, stated) in list(self._observed.items()):
                 if reached >= at:
                     del self._observed[table]
-                    if self._known.get(table) == before:  # else a row has reported it meanwhile
+                    if self._known.get(table) == before:  # otherwise a row has reported it meanwhile
                         _, announced = self.change(stated)
                         if any(isinstance(notice, TableBlocked) for notice in announced.notices):
-                            del self._known[table]  # it is not delivered any more: nothing is compared with it
+                            del self._known[table]  # no longer delivered, so nothing is to be compared with it
                         found.append(announced)
         return found
 
@@ -143,8 +144,9 @@ class DeliveredSchemas(SchemaFacts[P]):
                 self._reported[table] = (at, notice, end or position)
 
     def rewind(self, position: P) -> None:
-        """What was not handed out before ``position`` is due again. Also what was handed out at ``position`` itself: a
-        change set of notices alone moves no position, so that nobody can tell whether it became durable."""
+        """Make everything due again that was not handed out before ``position``. That includes what was handed out at
+        ``position`` itself: a change set with notices only does not move the position, so nobody can tell whether it
+        became durable."""
         with self._lock:
             self._known = dict(self._settled)
             for table, (at, notice, end) in self._reported.items():
@@ -154,8 +156,8 @@ class DeliveredSchemas(SchemaFacts[P]):
 
 
 def _with_known_defaults(before: TableSchema, after: TableSchema) -> TableSchema:
-    """``after`` with the defaults of columns that are known already: what rows from before the column read as was
-    settled when it was added; a catalog forgets it when the table is rewritten."""
+    """``after`` with the defaults of the columns known already. What older rows hold in a column was settled when the
+    column was added; a catalog forgets it when the table is rewritten."""
     was = {column.id: column.default for column in before.columns}
     columns = tuple(replace(one, default=was[one.id]) if one.id in was else one for one in after.columns)
     return replace(after, columns=columns, fingerprint=after.fingerprint or before.fingerprint)
@@ -168,20 +170,20 @@ def _differs(before: Stated, now: Stated) -> bool:
 
 
 def _judge(delivered: Stated, after: TableSchema, stated: Stated) -> RecopyNeeded | TableBlocked | None:
-    """What has to be reported beside the new schema ``after``; None if the lake can follow it as it is."""
+    """What to report along with the new schema ``after``; None if the lake can adopt it without a notice."""
     before = delivered.schema
     if delivered.life != stated.life:
         return RecopyNeeded(after.table, "the table was dropped and created again")
     if stated.refusal is not None:
         return TableBlocked(after.table, *stated.refusal)
-    reasons: list[tuple[str, str | None]] = []  # and in which column; None for the key
+    reasons: list[tuple[str, str | None]] = []  # with the column concerned; None for the key
     was = {column.id: column for column in before.columns}
     kept = [(was[column.id], column) for column in after.columns if column.id in was]
     renamed = {column.name: old.name for old, column in kept}
     if tuple(renamed.get(name) for name in after.key) != before.key:
         reasons.append((f"its key changed from ({', '.join(before.key)}) to ({', '.join(after.key)})", None))
     for old, column in kept:
-        # Existing values may print otherwise now. A longer varchar does not rewrite anything.
+        # Existing values may print differently now. A longer varchar rewrites nothing.
         bases = {text.partition("(")[0] for text in (old.source_type, column.source_type)}
         if old.type != column.type or len(bases) > 1:
             reason = f"the type of {column.name} changed from {old.source_type} to {column.source_type}"
@@ -189,7 +191,7 @@ def _judge(delivered: Stated, after: TableSchema, stated: Stated) -> RecopyNeede
                 reason = f"the configuration gives {column.name} another type than before"
             reasons.append((reason, column.name))
         elif old.out_of_range not in (column.out_of_range, OutOfRange.STOP):
-            # Under STOP no row has had a value that a rule is for.
+            # Under STOP no delivered row had a value that a rule applies to.
             reason = f"the configuration has another out_of_range for {column.name} than before"
             reasons.append((reason, column.name))
         elif (altered := stated.altered.get(column.id or "")) is not None:

@@ -1,12 +1,12 @@
-"""Table patterns: which tables a pipeline captures. The one place where names are matched.
+"""Table patterns: which tables a pipeline captures. The only place where table names are matched.
 
 - A pattern is a glob (``*``, ``?``, ``[abc]``) over ``schema.table``. Without a dot it means a table of the source's
-  default schema; ``orders`` and ``main.orders`` are the same for SQLite.
-- Case folds exactly where the database folds it: in SQLite, in MySQL on a folding file system, not in PostgreSQL.
-- A pattern that begins with ``!`` takes tables away again: ``public.*``, ``!public.audit_*``.
+  default schema; for SQLite, ``orders`` and ``main.orders`` are the same.
+- Case is ignored where the dialect says so (``Dialect.folds_case``): in SQLite, not in PostgreSQL or MySQL.
+- A pattern that begins with ``!`` excludes tables: ``public.*``, ``!public.audit_*``.
 - Order and repetition do not matter; a table that two patterns match is taken once.
-- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database. One that takes
-  away may match nothing: it may be there for tables to come."""
+- A pattern that matches nothing is an error, because it would look like an idle database. One that excludes may match
+  nothing: it may be meant for future tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 20
 
 
 class TablePatterns:
-    """See the module. Asks nobody: tables are given."""
+    """See the module. Callers pass the tables in; it asks no database."""
 
     def __init__(self, patterns: Iterable[str], *, default_schema: str, folds_case: bool) -> None:
         flags = re.IGNORECASE if folds_case else 0
@@ -30,18 +30,18 @@ class TablePatterns:
         whole = {pattern: name if "." in name else f"{default_schema}.{name}" for pattern, name in names.items()}
         self._matchers = {pattern: re.compile(translate(text), flags) for pattern, text in whole.items()}
         if names and all(pattern.startswith("!") for pattern in names):
-            remedy = f'Add what to take them from: ["{default_schema}.*", "{next(iter(names))}"].'
-            raise ConfigError("every table pattern takes tables away, and none has any", remedy=remedy)
+            remedy = f'Add a pattern that includes tables: ["{default_schema}.*", "{next(iter(names))}"].'
+            raise ConfigError("every table pattern excludes tables, and none includes any", remedy=remedy)
 
     def matching(self, table: TableId) -> list[str]:
-        """The patterns that match a table, there or not, those that name it first; none if one takes it away."""
+        """The patterns that match a table, existing or not, literal ones first; none if a pattern excludes it."""
         found = [pattern for pattern, matcher in self._matchers.items() if matcher.match(str(table))]
-        is_taken_away = any(pattern.startswith("!") for pattern in found)
-        return [] if is_taken_away else sorted(found, key=lambda pattern: not is_literal(pattern))
+        is_excluded = any(pattern.startswith("!") for pattern in found)
+        return [] if is_excluded else sorted(found, key=lambda pattern: not is_literal(pattern))
 
     def choose(self, tables: Iterable[TableId], seen: Iterable[TableId] = ()) -> tuple[TableId, ...]:
-        """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none, and none
-        that was ``seen`` before: one of those was dropped, which is that table's matter alone."""
+        """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches neither one of
+        them nor one that was ``seen`` before: a table seen before was dropped, which concerns that table only."""
         there = sorted(set(tables))
         matched = {table: self.matching(table) for table in {*there, *seen}}
         used = {pattern for patterns in matched.values() for pattern in patterns}
@@ -57,7 +57,7 @@ class TablePatterns:
 
 
 def refused_names(columns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Of column names those that the journal has for itself, why that is wrong, and a name that is not."""
+    """The column names that the journal reserves, each with the reason and a name that could replace it."""
     for column in columns:
         if column.lower().startswith("_lakefeed"):
             yield column, f"the column name '{column}' is reserved", column.lstrip("_")

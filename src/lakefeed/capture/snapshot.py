@@ -1,8 +1,8 @@
 """The snapshot of one table, for every database that has a Dialect: key ranges that any process can read on its own.
 
-- Together, the chunks of a plan cover every key that exists or will exist, without overlap: over the key, in the order
-  of its own operators. A row that moves would be in two physical ranges that are read at different times, or in none.
-- A chunk is read in one consistent read. ``low`` and ``high`` say which commits that has, where the database has a log.
+- Together, the chunks of a plan cover every key that exists or will exist, without overlap, in the order of the key's
+  own operators. Physical ranges would not do: a row that moves between two reads would be in both ranges or in none.
+- A chunk is read in one consistent read. If the database has a log, ``low`` and ``high`` say which commits it includes.
 - A NULL in the key, a value that its column cannot hold, and a table that changed since the plan stop this one table
   (TableStoppedError). The flow then plans its copy again."""
 
@@ -34,7 +34,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import tag_value, untag_value
 from lakefeed.errors import DecodeError, Retry, SourceError, SourceSetupError, StateError, TableStoppedError
 
-NUMBER = pa.schema([pa.field("n", pa.int64())])  # of queries that count
+NUMBER = pa.schema([pa.field("n", pa.int64())])  # the result of queries that count
 _REMEDY = "Run `lakefeed sync` again: it plans the copy of this table again."
 _T = TypeVar("_T")
 
@@ -43,11 +43,11 @@ _T = TypeVar("_T")
 class TableChunk:
     """The rows with low < key <= high; None is open-ended. Picklable; holds no connection.
 
-    ``source`` is the table as it was described for the plan, ``schema`` what is delivered of it. ``names`` are the
-    columns to read, in order: () means those of ``schema``; others of ``source`` may be among them, or only the key.
-    ``where`` are conditions in SQL on the alias ``t``. ``exact`` are columns whose values must come as they are stored
-    (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``. ``keys``: of those rows, the ones
-    with these keys alone; () means all."""
+    ``source`` is the table as described for the plan, ``schema`` what is delivered of it. ``names`` are the columns to
+    read, in order: () means those of ``schema``; it may also name other columns of ``source``, or only the key.
+    ``where`` are SQL conditions on the alias ``t``. ``exact`` are columns whose values must be returned exactly as
+    stored (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``. ``keys``: only the rows
+    with these keys; () means all rows."""
 
     dialect: Dialect
     source: DescribedTable
@@ -68,7 +68,7 @@ class TableChunk:
         return TableChunkReader(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the dialect, which the configuration has."""
+        """Everything but the dialect, which comes from the configuration."""
         return {
             "source": self.source.to_json(),
             "schema": self.schema.to_json(),
@@ -83,7 +83,7 @@ class TableChunk:
 
     @classmethod
     def from_json(cls, dialect: Dialect, data: Mapping[str, Any]) -> Self:
-        """DecodeError for a plan that another version of Lakefeed made: the flow then plans the table again."""
+        """DecodeError for a plan made by another version of Lakefeed: the flow then plans the table again."""
         try:
             low, high = (data[end] and tuple(untag_value(value) for value in data[end]) for end in ("low", "high"))
             source, schema = DescribedTable.from_json(data["source"]), TableSchema.from_json(data["schema"])
@@ -95,7 +95,7 @@ class TableChunk:
             raise DecodeError(problem, remedy=_REMEDY) from error
 
     def query(self) -> Query:
-        """The rows of the chunk; of a table without columns, their number."""
+        """Selects the rows of the chunk; if the table has no columns, their number."""
         query = Query(exact=self.exact, source=self.source, ends_read=True)
         columns = [self.schema.column(name) for name in self.schema.key]
         key = [sql_name(self.dialect, self.source, name) for name in self.schema.key]
@@ -140,7 +140,7 @@ class TableChunkReader:
         given = pa.schema([own.field(one.name) if one.name in own.names else field_of(one) for one in columns])
         read = pa.schema([field_of(one, exact=one.name in chunk.exact) for one in columns])
         try:
-            if not names:  # a table of no columns can have rows
+            if not names:  # a table without columns can have rows
                 rows: Any = pa.array([{}] * read_number(session, chunk.query()), pa.struct([]))
                 yield pa.RecordBatch.from_struct_array(rows)
                 return
@@ -169,7 +169,7 @@ class TableChunkReader:
         return _entered(self._bracket)[1]
 
     def _has_changed(self) -> bool:
-        """Whether the catalog of now has the columns that were planned, asked on a connection of its own."""
+        """Whether the catalog no longer has the planned columns. Asked on a connection of its own."""
         with closing(self._chunk.dialect.connect()) as session:
             now = session.describe([self._chunk.table]).get(self._chunk.table)
         planned = {(column.name, column.source_type) for column in self._chunk.source.schema.columns}
@@ -187,11 +187,11 @@ def _entered(kept: _T | None) -> _T:
 
 
 LOOKUP_ROWS = 500
-"""Keys of one query that looks rows up."""
+"""How many keys one query looks up."""
 
 
 def among(key: Sequence[str], rows: Sequence[Sequence[str]], orderings: Sequence[Ordering]) -> str:
-    """SQL that is true for rows whose key is one of ``rows``, by the operators of the key's own ordering."""
+    """SQL that is true for rows whose key is one of ``rows``, using the operators of the key's own ordering."""
     if [one.equal for one in orderings] == [PLAIN.equal]:
         return f"{key[0]} IN ({', '.join(value for (value,) in rows)})"
     equal = [one.equal for one in orderings]
@@ -200,8 +200,8 @@ def among(key: Sequence[str], rows: Sequence[Sequence[str]], orderings: Sequence
 
 
 def still_there(described: DescribedTable, known: TableSchema) -> tuple[DescribedTable, TableSchema]:
-    """A table, and what was delivered of it, as far as the table still has that. SourceSetupError if the key is gone,
-    or another one."""
+    """A table, and the part of the delivered schema that it still has. SourceSetupError if the key is gone or has
+    changed."""
     columns = tuple(one for one in known.columns if one.name in described.schema.names)
     names = {one.name for one in columns}
     if not set(known.key) <= names or (described.schema.key and not known.key):
@@ -213,16 +213,16 @@ def still_there(described: DescribedTable, known: TableSchema) -> tuple[Describe
 
 
 def keyed_chunks(whole: TableChunk, keys: Sequence[Key]) -> tuple[TableChunk, ...]:
-    """The rows with ``keys``, a query's worth of them in each chunk."""
+    """The rows with ``keys``, LOOKUP_ROWS of them in each chunk."""
     return tuple(
         replace(whole, keys=tuple(keys[start : start + LOOKUP_ROWS])) for start in range(0, len(keys), LOOKUP_ROWS)
     )
 
 
 def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[tuple[TableChunk, ...], int]:
-    """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with about how many rows there are. A table
-    without a key, and one whose keys cannot be given exactly, is one chunk. TableStoppedError if rows have NULL in the
-    key: no range has them. Never writes to the source."""
+    """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with the approximate number of rows. A table
+    without a key, or with keys that cannot be returned exactly, becomes one chunk. TableStoppedError if a key contains
+    NULL, since no range includes that row. Never writes to the source."""
     key, where = whole.schema.key, [f"({one})" for one in whole.where]
     names = [sql_name(whole.dialect, whole.source, name) for name in key]
     columns = [whole.schema.column(name) for name in key]
@@ -237,7 +237,7 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
         edges: list[Key | None] = [None]
         if (cuts := session.cuts(whole.source, whole.where, columns, chunk_rows)) is not None:
             edges, rows = [None, *cuts.keys], cuts.rows
-        else:  # count, then go from cut to cut through the index, which is faster than to number rows
+        else:  # count, then walk the index from cut to cut, which is faster than numbering the rows
             rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
             schema = pa.schema([pa.field(column.name, column.type) for column in columns])
             rest = replace(whole, names=key, exact=frozenset(key))
@@ -253,12 +253,12 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
 
 
 def select_list(dialect: Dialect, table: DescribedTable, names: Sequence[str]) -> str:
-    """Columns of the alias ``t``, each under its own name."""
+    """Columns of the alias ``t``, each under its Lakefeed name."""
     return ", ".join(f"{sql_name(dialect, table, name)} AS {dialect.quoted(name)}" for name in names)
 
 
 def sql_name(dialect: Dialect, table: DescribedTable, name: str) -> str:
-    # With the alias before it: SQLite takes a quoted name that is no column any more for a piece of text.
+    # With the alias, because SQLite takes a quoted name that is no longer a column for a string literal.
     return f"t.{dialect.quoted(table.sql_names.get(name, name))}"
 
 
@@ -268,13 +268,13 @@ def from_where(table: DescribedTable, conditions: Sequence[str]) -> str:
 
 
 def read_number(session: Session, query: Query) -> int:
-    """The one number, called n, that a query gives."""
+    """The single number, named n, that a query returns."""
     return int(combined(session.read(query, NUMBER), NUMBER).column("n")[0].as_py())
 
 
 def combined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """All batches as one."""
     found = pa.Table.from_batches(list(batches), schema).combine_chunks().to_batches()
-    if len(found) > 1:  # what Arrow does where the texts of a column are more than one array can hold
+    if len(found) > 1:  # Arrow splits a column whose texts exceed what one array can hold
         raise DecodeError("rows that were read at once hold more than 2 GiB", remedy="Lower batch_rows in their rule.")
     return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], one.type) for one in schema], schema=schema)

@@ -1,18 +1,18 @@
 """ChangeBatch: changes of one table as one Arrow record batch.
 
-Layout: the table's own columns in schema order, then Lakefeed's metadata columns below. Rows are in source order.
+Layout: the table's own columns in schema order, then the metadata columns below. Rows are in source order.
 - A delete carries the key; its other columns are NULL and mean nothing.
 - A truncate carries nothing; all columns of the table are NULL.
-- A change of the key arrives as two rows: delete of the old key, insert of the new one.
-- In a table without a key a row's identity is all of its values: a delete carries the whole row, every column sent, and
-  an update arrives as two rows, delete of the old one and insert of the new one. An UPDATE never appears there. A
-  source that cannot tell the old row must not capture such a table, or the lake stops it.
-- A column that the source did not send (unchanged TOAST) is listed in ``_lakefeed_absent`` and its value means
-  nothing. It is never to be read as NULL. An insert that lists one is the second row of a changed key: the value is the
-  one that the old key had, and the delete of that key is the table's row before it, with the seq before its own.
-- A before image is a row of its own, with the operation BEFORE and a seq of its own: the row as it was, whole, directly
-  before the UPDATE or DELETE that ended it, with the same key, in the same transaction. It changes nothing and is no
-  change: whoever applies or counts changes passes it over. Only a source that can give it and was asked to does so.
+- A changed key arrives as two rows: a delete of the old key and an insert of the new one.
+- In a table without a key a row is identified by all of its values: a delete carries the whole row, with no column
+  absent, and an update arrives as a delete of the old row and an insert of the new one, never as an UPDATE. A source
+  that cannot send the old row must not capture such a table; if it does, the lake stops the table.
+- A column that the source did not send (unchanged TOAST) is listed in ``_lakefeed_absent``. Its value means nothing
+  and must never be read as NULL. An insert that lists one is the second row of a changed key: the column keeps the
+  value it had under the old key, whose delete is the row before it in the same table, with the preceding seq.
+- A before image is a row of its own, with the operation BEFORE and its own seq: the whole row as it was, directly
+  before the UPDATE or DELETE that ended it, with the same key and in the same transaction. It is not a change: code
+  that applies or counts changes skips it. Only a source that can send before images and was asked to does so.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from lakefeed.errors import DecodeError
 
 
 class Operation(IntEnum):
-    """What happened to a row: the values of the column ``OP``."""
+    """What happened to a row; the values of the column ``OP``."""
 
     INSERT = 1
     UPDATE = 2
     DELETE = 3
     TRUNCATE = 4
     READ = 5
-    """A row as a snapshot read it: applied like an insert."""
+    """A row that a snapshot read; applied like an insert."""
     BEFORE = 6
-    """A row as it was before the UPDATE or DELETE that comes next in its table: not a change itself."""
+    """A row as it was before the UPDATE or DELETE that follows it in its table; not a change itself."""
 
 
 OP = "_lakefeed_op"
@@ -50,7 +50,7 @@ TXN = "_lakefeed_txn"
 ABSENT = "_lakefeed_absent"
 
 FOUND = "_lakefeed_found"
-"""What a full comparison found of a key: DELETED or CHANGED. The lake writes it, polling reads it."""
+"""What a full comparison found out about a key: DELETED or CHANGED. The lake writes this column, polling reads it."""
 DELETED, CHANGED = "deleted", "changed"
 
 _REPLACED = b"lakefeed.replaced"
@@ -60,7 +60,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 METADATA = pa.schema(
     [
         pa.field(OP, pa.int8(), nullable=False),
-        # Total order. Inside a change set: the index in it, from 0, over all tables. The journal makes it global.
+        # Total order. In a change set: the row's index over all tables, from 0. The journal makes it global.
         pa.field(SEQ, pa.int64(), nullable=False),
         pa.field(POSITION, _TEXT),  # encoded commit position
         pa.field(TIME, pa.timestamp("us", tz="UTC")),  # commit time by the source's clock
@@ -71,24 +71,24 @@ METADATA = pa.schema(
 
 
 def change_schema(schema: TableSchema) -> pa.Schema:
-    """The Arrow schema of a ChangeBatch. Every own column is nullable there: deletes carry only the key."""
+    """The Arrow schema of a ChangeBatch. All of the table's columns are nullable in it: deletes carry only the key."""
     own = [pa.field(column.name, column.type) for column in schema.columns]
     return pa.schema([*own, *METADATA])
 
 
 def replaced_metadata(counts: Mapping[str, int]) -> dict[bytes, bytes]:
-    """What the schema of a batch says of values that ``out_of_range`` made NULL or clamped: how many, by column."""
+    """Schema metadata that records, by column, how many values ``out_of_range`` replaced by NULL or clamped."""
     return {_REPLACED: json.dumps(dict(counts)).encode()}
 
 
 def replaced_values(schema: pa.Schema) -> Counter[str]:
-    """What ``replaced_metadata`` has written."""
+    """The counts that ``replaced_metadata`` recorded."""
     return Counter(json.loads((schema.metadata or {}).get(_REPLACED, b"{}")))
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Changes of one table under one schema version."""
+    """Changes of one table under one version of its schema."""
 
     schema: TableSchema
     data: pa.RecordBatch

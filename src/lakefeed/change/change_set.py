@@ -12,18 +12,19 @@ from lakefeed.change.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class TableDropped:
-    """The source table is gone. The lake table is kept as it is and reported."""
+    """The source table no longer exists. The lake table stays as it is, and ``status`` reports it."""
 
     table: TableId
 
 
 @dataclass(frozen=True, slots=True)
 class RecopyNeeded:
-    """What the lake has of this table may not be what the source has. What is done about it is the lake's policy.
+    """The lake's rows of this table may differ from the source's. The lake's policy decides what to do about it.
 
-    ``columns`` None: changes may have been missed, so that any row may differ and only a copy tells. Otherwise no
-    change was missed: the table's definition changed, the same change set announces the new schema, and rows from
-    before may have other values now in these columns of it. No columns: only the key is another one.
+    ``columns`` is None where changes may have been missed: any row may differ, and only a new copy repairs that.
+    Otherwise no change was missed, but the table's definition changed: the same change set announces the new schema,
+    and rows from before may now have other values in these columns of it. An empty tuple means that only the key
+    changed.
     """
 
     table: TableId
@@ -33,7 +34,7 @@ class RecopyNeeded:
 
 @dataclass(frozen=True, slots=True)
 class TableBlocked:
-    """Rows of this table are not delivered from here on, until it is prepared and copied again."""
+    """From here on the source delivers no rows of this table until the table is prepared and copied again."""
 
     table: TableId
     reason: str
@@ -47,9 +48,9 @@ TableNotice = TableDropped | RecopyNeeded | TableBlocked
 class ChangeSet:
     """Whole source transactions, cut at a commit boundary.
 
-    ``batches`` can be iterated more than once with the same result until ``end`` is confirmed; it may be read lazily
-    from the source or from a spill file, so that a transaction of any size needs bounded memory. ``rows`` is their
-    total. ``schemas`` are tables whose shape changed here, rows or no rows.
+    ``batches`` can be iterated repeatedly, with the same result, until ``end`` is confirmed. It may read lazily from
+    the source or from a spill file, so that a transaction of any size fits into bounded memory. ``rows`` is the total
+    over all batches. ``schemas`` are the tables whose schema changed here, whether or not rows of them follow.
     """
 
     start: Position | None
@@ -61,5 +62,5 @@ class ChangeSet:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Nothing for the lake in it: it only says how far the source has come."""
+        """Whether the change set has nothing for the lake and only reports how far the source has been read."""
         return self.rows == 0 and not self.notices and not self.schemas

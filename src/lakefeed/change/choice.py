@@ -1,9 +1,9 @@
-"""What a lake wants of the tables of a source: which columns, as which types, and what becomes of a value that its
-column cannot hold. Pure values, picklable: copies carry them to other processes.
+"""What a lake wants from the tables of a source: which columns, which types, and what to do with a value that its
+column cannot hold. Pure, picklable values: copies carry them to other processes.
 
-Rules stand in ``lake.tables``. Of several that say something about a table, one that names it counts before one with a
-pattern, and a later one before an earlier one; inside a rule, a column's name counts before a glob. A capture is told
-once (``ChangeCapture.represent``) and gives the same for a copy, the stream and polling.
+The rules stand in ``lake.tables``. Where several apply to a table, one that names the table overrides one with a
+pattern, and a later one overrides an earlier one; inside a rule a column's name overrides a glob. A capture is given
+the rules once (``ChangeCapture.represent``) and follows them in copies, in the stream and in polling alike.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RULE = b"lakefeed.out_of_range"
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """What the rules say of one table. ``columns`` are globs, see ``takes``. ``types`` and ``out_of_range`` are by
-    column, a name or a glob; those in ``optional``, and globs of ``columns`` in it, come from rules for many tables, so
-    that this one need not have such a column. ``inserts_only``: a table without a key is followed by its inserts."""
+    """The combined rules for one table. ``columns`` are globs (see ``takes``). ``types`` and ``out_of_range`` map a
+    column's name or a glob to a rule. Entries listed in ``optional`` come from rules for many tables, so this table
+    need not have such a column. ``inserts_only``: capture only the inserts of a table without a key."""
 
     columns: tuple[str, ...] = ()
     types: Mapping[str, str] = field(default_factory=dict)
@@ -36,28 +36,29 @@ class TableChoice:
     optional: frozenset[str] = frozenset()
 
     def takes(self, name: str) -> bool:
-        """A column is taken if a glob matches it and none with ``!`` does; a list of nothing but ``!`` takes all
-        others. The key is always taken, which is not asked here."""
+        """Whether the globs select a column: one matches it and none with ``!`` does. If all globs have a ``!``, every
+        other column is selected. Key columns are always taken; callers add them."""
         wanted = [glob for glob in self.columns if not glob.startswith("!")]
         unwanted = [glob.removeprefix("!") for glob in self.columns if glob.startswith("!")]
         is_wanted = not wanted or any(fnmatchcase(name, glob) for glob in wanted)
         return is_wanted and not any(fnmatchcase(name, glob) for glob in unwanted)
 
     def type_of(self, name: str) -> str | None:
-        """The type that a rule gives a column; None: what the source gives it."""
+        """The type that a rule gives to a column; None where no rule does, so that the source decides."""
         return _of_column(self.types, name)
 
     def rule_of(self, name: str) -> OutOfRange | None:
         return _of_column(self.out_of_range, name)
 
     def decimal_of(self, name: str) -> pa.Decimal128Type | None:
-        """The decimal that a rule gives a column."""
+        """The decimal type that a rule gives to a column, or None."""
         chosen = self.type_of(name)
         kind = type_from_text(decimal_text(chosen)) if chosen is not None and chosen.startswith("decimal") else None
         return kind if isinstance(kind, pa.Decimal128Type) else None
 
     def unfit_type(self, schema: TableSchema) -> tuple[str, str] | None:
-        """What ``types`` says that does not fit the table, and what to do. ``schema`` is what the source made of it."""
+        """The first entry of ``types`` that does not suit the table, as (problem, remedy), or None. ``schema`` is the
+        schema that the source built under these rules."""
         for glob, chosen in self.types.items():
             columns = [one for one in schema.columns if fnmatchcase(one.name, glob)]
             if not columns:
@@ -66,17 +67,17 @@ class TableChoice:
                 names = ", ".join(schema.names)
                 return f"types has '{glob}', which matches no column", f"The columns are {names}."
             if chosen == VARIANT:
-                why = "readers other than Spark, which verify needs, have none: pyiceberg and deltalake among them"
-                return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
+                why = "readers other than Spark, which verify needs, cannot read it: pyiceberg and deltalake among them"
+                return f"types gives {columns[0].name} the type variant, which Lakefeed does not have: {why}", _VARIANT
             for one in columns:
-                if self.type_of(one.name) == chosen and not _is_so(one, chosen):
+                if self.type_of(one.name) == chosen and not _has_type(one, chosen):
                     is_key = " and is part of the key" if one.name in schema.key else ""
                     problem = f"types gives {one.name} the type {chosen}, but it is {one.source_type}{is_key}"
                     return problem, "Choose string, which every column can be, or take the column out of types."
         return None
 
     def unfit(self, schema: TableSchema) -> tuple[str, str] | None:
-        """As ``unfit_type``, and what ``out_of_range`` says."""
+        """The first entry of ``types`` or ``out_of_range`` that does not suit the table, as (problem, remedy)."""
         if (found := self.unfit_type(schema)) is not None:
             return found
         for glob, rule in self.out_of_range.items():
@@ -99,9 +100,10 @@ _VARIANT = "Choose string, and read it through a view with parse_json (Spark), o
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The rules of one lake. ``default`` is for columns that no rule names; None: the source's own. ``text_columns``
-    are patterns over ``schema.table.column`` of columns that are text, whatever else is said. ``kept`` are tables as
-    they were delivered last: what is text there by an older default stays text until the table is rebuilt."""
+    """The rules of one lake. ``default`` applies to columns that no rule names; None leaves it to the source.
+    ``text_columns`` are patterns over ``schema.table.column``: these columns are text, whatever else applies. ``kept``
+    has the columns that were delivered last: a column that an older default made text stays text until its table is
+    rebuilt."""
 
     rules: tuple[tuple[str, TableChoice], ...] = ()
     default: OutOfRange | None = None
@@ -110,7 +112,7 @@ class Choices:
     _made: dict[TableId, TableChoice] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def of(self, table: TableId) -> TableChoice:
-        """What the rules say of a table together. Asked for every column, so it is remembered."""
+        """The combined rules for a table. Cached, because it is asked for every column."""
         if (known := self._made.get(table)) is not None:
             return known
         matching = sorted((one for one in self.rules if matches(one[0], table)), key=lambda one: is_literal(one[0]))
@@ -128,7 +130,7 @@ class Choices:
         return made
 
     def is_text(self, table: TableId, column: str) -> bool:
-        """Whether a column is text because the configuration says so."""
+        """Whether the configuration makes a column text."""
         if self.text_columns and any(fnmatchcase(f"{table}.{column}", pattern) for pattern in self.text_columns):
             return True
         return self.of(table).type_of(column) == STRING
@@ -137,7 +139,7 @@ class Choices:
         return self.of(table).rule_of(column) or self.default or otherwise
 
     def was_text(self, table: TableId, id_: str, source_type: str) -> bool:
-        """Whether a column, known by its lasting id, was delivered as text before, of the same declared type."""
+        """Whether the column with this stable id and declared type was delivered as text before."""
         was = [one for one in self.kept.get(table, ()) if (one.id, one.source_type) == (id_, source_type)]
         return any(pa.types.is_string(one.type) for one in was)
 
@@ -149,28 +151,29 @@ NOTHING_CHOSEN = Choices()
 
 
 def field_of(column: Column, *, exact: bool = False) -> pa.Field[pa.DataType]:
-    """A column as a session is asked for it: with its type and its rule. ``exact``: rows are ordered by it."""
+    """A column as a Session is asked for it, with its type and out_of_range rule. ``exact``: rows are ordered by the
+    column, so its values must not be replaced."""
     is_free = column.out_of_range is not OutOfRange.STOP and not exact
     return pa.field(column.name, column.type, metadata={_RULE: str(column.out_of_range)} if is_free else None)
 
 
 def rule_of(field: pa.Field[pa.DataType]) -> OutOfRange:
-    """The rule that ``field_of`` has given a field."""
+    """The rule that ``field_of`` attached to a field."""
     return OutOfRange((field.metadata or {}).get(_RULE, b"stop").decode())
 
 
 def matches(pattern: str, table: TableId) -> bool:
-    """Whether the pattern of a rule, over ``schema.table`` or ``table``, matches a table."""
+    """Whether a rule's pattern, over ``schema.table`` or ``table``, matches a table."""
     return fnmatchcase(str(table) if "." in pattern else table.name, pattern)
 
 
 def is_literal(pattern: str) -> bool:
-    """Whether a pattern names one thing and no other: it was written on purpose, so its absence needs a reason."""
+    """Whether a pattern names exactly one thing. The user wrote that name on purpose, so its absence is an error."""
     return not any(mark in pattern for mark in "*?[")
 
 
 def checked_type(text: str) -> str:
-    """A type as a configuration may choose it. ConfigError for any other."""
+    """``text`` if a configuration may choose this type; otherwise ConfigError."""
     if text in (STRING, LIST, VARIANT, MICROSECONDS):
         return text
     try:
@@ -186,14 +189,14 @@ def checked_type(text: str) -> str:
 
 
 def checked_rule(text: str) -> OutOfRange:
-    """ConfigError for a rule that there is not."""
+    """The rule with this name; ConfigError if there is none."""
     if text not in set(OutOfRange):
         raise ConfigError(f"out_of_range: '{text}' is not a rule", remedy=f"Choose one of: {', '.join(OutOfRange)}.")
     return OutOfRange(text)
 
 
 def decimal_text(text: str) -> str:
-    """``decimal(10,2)`` as Arrow prints it."""
+    """``decimal(10,2)`` in Arrow's spelling."""
     return text.replace(" ", "").replace("decimal(", "decimal128(").replace(",", ", ")
 
 
@@ -204,8 +207,8 @@ def _of_column(given: Mapping[str, _V], name: str) -> _V | None:
     return found[-1] if found else None
 
 
-def _is_so(column: Column, chosen: str) -> bool:
-    """Whether the source has given a column the chosen type."""
+def _has_type(column: Column, chosen: str) -> bool:
+    """Whether the source gave a column the chosen type."""
     if chosen == STRING:
         return pa.types.is_string(column.type)
     if chosen == LIST:

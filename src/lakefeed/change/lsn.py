@@ -18,8 +18,8 @@ _SQLSERVER_BYTES = 10
 class PostgresLsn(Position):
     """A byte position in PostgreSQL's write-ahead log: 64 bits, written as two hexadecimal halves.
 
-    For resuming it is the *end* of a commit record: logical decoding leaves out whole transactions by where their
-    commit lies, so any position before it would deliver the last transaction again.
+    A position to resume from is the *end* of a commit record: logical decoding skips whole transactions by the location
+    of their commit record, so any earlier position would deliver the last transaction again.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -30,12 +30,12 @@ class PostgresLsn(Position):
             raise CheckpointError(f"{self.value} is not a PostgreSQL LSN; it must fit 64 bits without a sign")
 
     def text(self) -> str:
-        """Upper-case and without padding, as ``%X/%X`` prints it."""
+        """Upper case, without padding, as ``%X/%X`` prints it."""
         return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
 
     @classmethod
     def parse(cls, text: str) -> PostgresLsn:
-        """Takes what the type pg_lsn takes: either case, leading zeros (PostgreSQL 19 prints them)."""
+        """Accepts what the type pg_lsn accepts: either case, and leading zeros (PostgreSQL 19 prints them)."""
         match = _POSTGRES.fullmatch(text)
         if match is None:
             raise CheckpointError(f"'{text}' is not a PostgreSQL LSN; it must read like 1/12345678")

@@ -1,15 +1,15 @@
-"""Masks: the ready-made rules for values that are not to be read in the lake. Arrow; ``lake.rule.expression`` has the
-same rules as Spark SQL, and a test holds the two together.
+"""Masks: the built-in rules for values that nobody may read in the lake. This is the Arrow implementation;
+``lake.rule.expression`` has the same rules in Spark SQL, and a test compares the two.
 
 | mask | what a value becomes | may mask a key |
 |---|---|---|
 | hash | SHA-256 of salt and value, 64 hexadecimal digits | yes |
-| tokenize | 32 hexadecimal digits of a SHA-256 that is keyed twice: shorter, and not the hash | yes |
+| tokenize | 32 hexadecimal digits of a SHA-256 over salt and hash: shorter than the hash, and different from it | yes |
 | partial | its first 3 characters and ``***``; of 6 characters or fewer nothing but ``***`` | no |
 | redact | ``***`` | no |
 | null | NULL | no |
 
-NULL stays NULL. Equal values have equal hashes and tokens, in every table of one salt, so that joins still work.
+NULL stays NULL. Equal values have equal hashes and tokens in all tables with the same salt, so joins still work.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from lakefeed.errors import ConfigError
 
 MASKS = ("hash", "tokenize", "partial", "redact", "null")
 KEYED = ("hash", "tokenize")
-"""These need a salt, and tell different values apart: a key may be masked so."""
+"""Masks that need a salt and map different values to different results, so that they may mask a key."""
 
 REDACTED = "***"
 SHOWN, HIDDEN = 3, 6
-"""Of a partly masked value, how many characters are shown, and up to which length none is."""
+"""``partial`` shows the first SHOWN characters of a value, and none of a value with at most HIDDEN characters."""
 
 _TEXTS = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date32)
-"""Types whose values have one text form, in Arrow as in Spark."""
+"""Types whose values have the same text form in Arrow and in Spark."""
 
 
 def masked_type(kind: pa.DataType, mask: str) -> pa.DataType:
-    """What a column of a type is once it is masked."""
+    """The type of a column of type ``kind`` under a mask."""
     return kind if mask == "null" else pa.string()
 
 

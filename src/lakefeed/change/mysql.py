@@ -1,11 +1,11 @@
 """Positions of MySQL and MariaDB: an offset in the binary log, or the set of transactions that a server has executed.
 
-How sets of global transaction ids compare. A position says "all of these transactions have been seen", so ``a <= b``
-means that everything seen at ``a`` has been seen at ``b``. Sets that each have something the other lacks (two servers
-of one group, a restored backup that went its own way) are not ordered: ``compare`` is None, and neither may replace the
-other in a checkpoint. The text is kept exactly as it was given; equality and order compare the transactions, so that
-``1-3`` and ``1-2:3``, or two spellings of one uuid, are the same position. MySQL and MariaDB share the name GTID and
-nothing else.
+How GTID sets compare: a position means "all of these transactions have been seen", so ``a <= b`` means that everything
+seen at ``a`` has also been seen at ``b``. Sets that each contain something the other lacks (two servers of one group,
+a restored backup that diverged) are not ordered: ``compare`` returns None, and neither may replace the other in a
+checkpoint. The text is kept exactly as given; equality and order compare the transactions, so that ``1-3`` and
+``1-2:3``, or two spellings of one uuid, are the same position. MySQL's and MariaDB's GTIDs have only the name in
+common.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lakefeed.change.position import Position, number, order, order_by_inclusion
 from lakefeed.errors import CheckpointError
 
 # The server prints the sequence number with %06: six digits, or more without a leading zero, up to 2^31 - 1. Anything
-# else is a damaged name, such as one that kept the checksum bytes of MariaDB's artificial ROTATE event.
+# else is a damaged name, for example one that includes the checksum bytes of MariaDB's artificial ROTATE event.
 _FILE = re.compile(r"[^\s:/\\]+\.([0-9]{6}|[1-9][0-9]{6,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class MysqlBinlog(Position):
-    """``file:offset``. Files are ordered by their number, not their text: after …999999 comes …1000000.
+    """``file:offset``. Files are ordered by their number, not by their text: …1000000 comes after …999999.
 
-    Two files of different base names are not ordered: the log was renamed or belongs to another server.
+    Files with different base names are not ordered: the log was renamed, or it belongs to another server.
     """
 
     kind: ClassVar[str] = "binlog"
@@ -61,11 +61,11 @@ class MysqlBinlog(Position):
         return cls(file, offset)
 
     def has(self, end: MysqlBinlog) -> bool:
-        """Whether a transaction that ends there has been seen."""
+        """Whether the transaction that ends at ``end`` has been seen."""
         return end <= self
 
     def including(self, end: MysqlBinlog) -> MysqlBinlog:
-        """After one more transaction, which ends there."""
+        """The position after the transaction that ends at ``end``."""
         return end
 
     def _compare(self, other: MysqlBinlog) -> int | None:
@@ -91,10 +91,10 @@ _LAST_TRANSACTION = (1 << 63) - 2
 
 @dataclass(frozen=True, slots=True)
 class MysqlGtid(Position):
-    """A MySQL GTID set: ``uuid:1-5:7``, several of them with commas between, tags as in ``uuid:tag:1-3``.
+    """A MySQL GTID set: ``uuid:1-5:7``, several of them separated by commas, tags as in ``uuid:tag:1-3``.
 
-    ``a <= b`` if ``a`` is a subset of ``b``. The empty text is the empty set, below all others. White space around
-    the parts is allowed: ``@@gtid_executed`` is printed with line breaks.
+    ``a <= b`` if ``a`` is a subset of ``b``. The empty text is the empty set, which is below all others. White space
+    around the parts is allowed: the server prints ``@@gtid_executed`` with line breaks.
     """
 
     kind: ClassVar[str] = "mysql_gtid"
@@ -113,7 +113,7 @@ class MysqlGtid(Position):
 
     @classmethod
     def of(cls, intervals: IntervalSet) -> MysqlGtid:
-        """Of intervals that are sorted and merged already: quicker than to parse a text, once for each commit."""
+        """The set with these intervals, which must be sorted and merged. Faster than parsing; called per commit."""
         made = object.__new__(cls)
         object.__setattr__(made, "intervals", intervals)
         parts = [
@@ -128,7 +128,7 @@ class MysqlGtid(Position):
         return any(low <= number <= high for one, found in self.intervals if one == origin for low, high in found)
 
     def including(self, origin: Origin, number: int) -> MysqlGtid:
-        """With one transaction more, mostly the next one of its origin."""
+        """The set plus one transaction, which is usually the next one of its origin."""
         for index, (one, found) in enumerate(self.intervals):
             if one == origin and found[-1][1] + 1 == number:
                 longer = (one, (*found[:-1], (found[-1][0], number)))
@@ -136,14 +136,14 @@ class MysqlGtid(Position):
         return self.union(MysqlGtid.of(((origin, ((number, number),)),)))
 
     def union(self, other: MysqlGtid) -> MysqlGtid:
-        """All transactions that one of the two has."""
+        """The transactions that either set has."""
         found = {origin: list(intervals) for origin, intervals in self.intervals}
         for origin, intervals in other.intervals:
             found.setdefault(origin, []).extend(intervals)
         return MysqlGtid.of(tuple((origin, _merge(intervals)) for origin, intervals in sorted(found.items())))
 
     def without(self, other: MysqlGtid) -> MysqlGtid:
-        """The transactions that ``other`` has not."""
+        """The transactions of this set that ``other`` does not have."""
         theirs, missing = dict(other.intervals), dict[Origin, list[Interval]]()
         for origin, intervals in self.intervals:
             for low, high in intervals:
@@ -161,17 +161,17 @@ class MysqlGtid(Position):
 
 @dataclass(frozen=True, slots=True)
 class MariadbGtid(Position):
-    """A MariaDB GTID position: ``domain-server-sequence``, at most one per domain, with commas between.
+    """A MariaDB GTID position: ``domain-server-sequence``, at most one per domain, separated by commas.
 
-    ``a <= b`` if every domain of ``a`` is in ``b`` with the same or a later sequence number; numbers grow within a
-    domain whichever server writes. The same number from two servers is two histories: not ordered. The empty text
-    is the position before everything.
+    ``a <= b`` if ``b`` has every domain of ``a`` with the same or a later sequence number; numbers grow within a domain
+    whichever server writes. The same number from two servers belongs to two histories, which are not ordered. The empty
+    text is the position before everything.
     """
 
     kind: ClassVar[str] = "mariadb_gtid"
     given: str = field(compare=False)
     domains: tuple[tuple[int, int, int], ...] = field(init=False, repr=False)
-    """(domain, server, sequence), by domain."""
+    """(domain, server, sequence), sorted by domain."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", _parse_mariadb(self.given))
@@ -185,7 +185,7 @@ class MariadbGtid(Position):
 
     @classmethod
     def of(cls, domains: Iterable[tuple[int, int, int]]) -> MariadbGtid:
-        """Of (domain, server, sequence), at most one for each domain."""
+        """The position with these (domain, server, sequence), at most one for each domain."""
         made, known = object.__new__(cls), tuple(sorted(domains))
         object.__setattr__(made, "domains", known)
         object.__setattr__(made, "given", ",".join(f"{a}-{b}-{c}" for a, b, c in known))
@@ -196,12 +196,12 @@ class MariadbGtid(Position):
         return any(one == domain and sequence <= last for one, _, last in self.domains)
 
     def including(self, domain: int, server: int, sequence: int) -> MariadbGtid:
-        """With one transaction more."""
+        """The position after one more transaction."""
         others = [one for one in self.domains if one[0] != domain]
         return MariadbGtid.of([*others, (domain, server, sequence)])
 
     def without(self, other: MariadbGtid) -> MariadbGtid:
-        """The domains in which ``other`` has not come so far, or has another history."""
+        """The domains in which ``other`` is behind this position, or has another history."""
         theirs = {domain: (server, sequence) for domain, server, sequence in other.domains}
         return MariadbGtid.of(
             (domain, server, sequence)
@@ -225,7 +225,7 @@ def _parse_mysql(text: str) -> IntervalSet:
 
 
 def _tagged(text: str, uuid: str, parts: list[str]) -> Iterator[tuple[Origin, Interval]]:
-    """The intervals after one uuid; a tag is that of those that follow it, and must be followed by one."""
+    """The intervals after one uuid. A tag applies to the intervals that follow it, and at least one must."""
     tag, complete = "", False
     for part in parts:
         if _TAG.fullmatch(part):
@@ -249,7 +249,7 @@ def _interval(text: str, part: str) -> Interval:
 
 
 def _merge(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Sorted, with no overlap and no two that touch: one form for one set."""
+    """Sorted, without overlapping or adjacent intervals, so that each set has exactly one form."""
     merged: list[Interval] = []
     for low, high in sorted(intervals):
         if merged and low <= merged[-1][1] + 1:
@@ -264,7 +264,8 @@ def _is_subset(small: dict[Origin, tuple[Interval, ...]], big: dict[Origin, tupl
 
 
 def _covers(big: tuple[Interval, ...], small: tuple[Interval, ...]) -> bool:
-    """One pass over both: merged intervals are sorted, so each small one lies in the first big one that reaches it."""
+    """One pass over both, since merged intervals are sorted: a small one can only lie in the first big one that ends at
+    or after its own end."""
     candidates = iter(big)
     current = next(candidates, None)
     for low, high in small:
@@ -292,7 +293,7 @@ def _mariadb_gtid(text: str, item: str) -> tuple[int, int, int]:
 
 
 def _items(text: str) -> list[str]:
-    """The parts between commas; none for an empty text."""
+    """The parts between commas; an empty text has none."""
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
 

@@ -1,13 +1,14 @@
-"""Positions: how far somebody has come in one source's log.
+"""Positions: how far a reader has come in one source's log.
 
 Contract of every kind:
-- immutable, hashable, picklable; ``encode`` is a short readable text and ``decode_position`` its exact inverse;
-- a value that has no such text cannot be made: construction raises CheckpointError;
-- ``a.compare(b)`` is -1, 0 or 1, or None if the two are not ordered. It is a partial order: what is below something
-  that is below a third is below the third, and nothing is both below and above. LSNs and SQLite sequences are
-  totally ordered; two binlog positions, GTID sets, watermarks or custom texts may be unordered;
-- ``<``, ``<=``, ``>``, ``>=`` follow from it and are all False for an unordered pair;
-- equal positions compare 0. The reverse is true too, but for SqliteSequence, whose stamp is no part of the order;
+- immutable, hashable, picklable; ``encode`` gives a short readable text, and ``decode_position`` is its exact inverse;
+- a value without such a text cannot be constructed: the constructor raises CheckpointError;
+- ``a.compare(b)`` is -1, 0 or 1, or None if the two are not ordered. It is a partial order: transitive, and never both
+  below and above. LSNs and SQLite sequences are totally ordered; two binlog positions, GTID sets, watermarks or custom
+  texts may be unordered;
+- ``<``, ``<=``, ``>``, ``>=`` follow from ``compare``, and are all False for an unordered pair;
+- equal positions compare 0. Positions that compare 0 are equal, except for SqliteSequence, whose stamp takes no part
+  in the order;
 - comparing two kinds is a programming error and raises TypeError: there is no order between them.
 """
 
@@ -35,15 +36,15 @@ class Position(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """Inverse of ``text``. Raises CheckpointError, naming the text, for anything else."""
+        """The inverse of ``text``. Raises CheckpointError, naming the text, if it is not a position of this kind."""
 
     @property
     def rank(self) -> int | None:
-        """The number by which positions of a totally ordered kind are ordered; other kinds have ``_compare``."""
+        """The number that orders positions of a totally ordered kind; other kinds implement ``_compare``."""
         return None
 
     def _compare(self, other: Self) -> int | None:
-        """The order within one kind that has no ranks."""
+        """The order within a kind that has no rank."""
         raise TypeError(f"{type(self).__name__} has neither a rank nor an order: {self} and {other} cannot be compared")
 
     def compare(self, other: Position) -> int | None:
@@ -67,7 +68,7 @@ class Position(ABC):
         return self.compare(other) in (0, 1)
 
     def encode(self) -> str:
-        """``kind=text``: what is stored in checkpoints, commit files and table metadata."""
+        """``kind=text``, as stored in checkpoints, commit files and table metadata."""
         return f"{self.kind}={self.text()}"
 
     def __str__(self) -> str:
@@ -75,12 +76,12 @@ class Position(ABC):
 
 
 def order(a: int, b: int) -> int:
-    """-1, 0 or 1, as ``_compare`` wants it."""
+    """-1, 0 or 1, as ``compare`` returns it."""
     return (a > b) - (a < b)
 
 
 def order_by_inclusion(below: bool, above: bool) -> int | None:
-    """What ``a <= b`` and ``a >= b`` say together, for kinds whose values contain one another or do not."""
+    """What ``compare`` returns for kinds that are ordered by inclusion: ``below`` is a <= b, ``above`` is a >= b."""
     if below and above:
         return 0
     if below:
@@ -89,23 +90,24 @@ def order_by_inclusion(below: bool, above: bool) -> int | None:
 
 
 def number(text: str, *, bits: int = 64) -> int | None:
-    """A plain decimal number that fits ``bits``; None for a sign, a space, an underscore, another script's digits."""
+    """The value of a plain decimal number that fits into ``bits``; None otherwise. Signs, spaces, underscores and
+    digits of other scripts are not accepted."""
     if not _DIGITS.fullmatch(text):
         return None
     value = int(text)
     return value if value < 1 << bits else None
 
 
-# Twenty digits are enough for every 64-bit number, and keep int() away from texts of a million digits.
+# Twenty digits suffice for every 64-bit number, and keep texts of a million digits away from int().
 _DIGITS = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteSequence(Position):
-    """A row number of the change log that the triggers fill.
+    """A row number in the change log that the triggers fill.
 
-    ``stamp`` is that row's own time stamp (milliseconds): not part of the order, but a restored copy of the database
-    that has counted on from an older state shows another stamp at the same number, and is found out by it.
+    ``stamp`` is the time stamp of that row, in milliseconds. It is not part of the order. It exposes a restored copy
+    of the database that went on counting from an older state: the same number has another stamp there.
     """
 
     kind: ClassVar[str] = "sqlite"
@@ -134,10 +136,10 @@ class SqliteSequence(Position):
 
 @dataclass(frozen=True, slots=True)
 class Custom(Position):
-    """Any text, for a source of one's own.
+    """Any text, for a source of your own.
 
-    Two texts that are plain numbers (``17``: no sign, no leading zero) are ordered as numbers. Of all others only
-    equality is known, so that progress is judged by what was delivered and never by comparing them.
+    Two plain numbers (``17``: no sign, no leading zero) are ordered as numbers. Other texts are only equal or not, so
+    Lakefeed tracks progress by what was delivered and never compares them.
     """
 
     kind: ClassVar[str] = "custom"
@@ -161,7 +163,7 @@ class Custom(Position):
 
 @cache
 def position_kinds() -> dict[str, type[Position]]:
-    """Every kind, by the name under which it is stored."""
+    """Every kind, by the name it is stored under."""
     from lakefeed.change.lsn import PostgresLsn, SqlServerLsn  # the kinds import this module
     from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
     from lakefeed.change.watermark import Watermark
@@ -173,7 +175,7 @@ def position_kinds() -> dict[str, type[Position]]:
 
 
 def decode_position(text: str) -> Position:
-    """Inverse of ``Position.encode`` for every kind."""
+    """The inverse of ``Position.encode``, for every kind."""
     kind, equals, value = text.partition("=")
     kinds = position_kinds()
     if not equals or kind not in kinds:
@@ -183,7 +185,7 @@ def decode_position(text: str) -> Position:
 
 
 def highest(one: Position | None, other: Position | None) -> Position | None:
-    """The later of two positions; None counts as no position at all."""
+    """The later of two positions, or the only one that is not None; the first if the two are not ordered."""
     if one is None or other is None:
         return one or other
     return max(one, other)

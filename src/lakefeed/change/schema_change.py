@@ -42,9 +42,9 @@ SchemaChange = AddColumn | DropColumn | RenameColumn | RetypeColumn | ChangeKey
 
 
 def origins(old: TableSchema, new: TableSchema) -> dict[str, str | None]:
-    """For each column of ``new`` the name it had in ``old``, or None if it is new there.
+    """For each column of ``new``, its name in ``old``, or None if it did not exist there.
 
-    Columns are the same if they have the same stable id; where either side has no id, the same name.
+    Columns with the same stable id are the same column; where either side has no id, columns with the same name are.
     """
     by_id = {column.id: column.name for column in old.columns if column.id is not None}
     without_id = {column.name for column in old.columns if column.id is None}
@@ -60,10 +60,10 @@ def origins(old: TableSchema, new: TableSchema) -> dict[str, str | None]:
 
 
 def diff(old: TableSchema, new: TableSchema) -> tuple[SchemaChange, ...]:
-    """The changes that lead from ``old`` to ``new``: drops, renames, retypes, additions, key; in that order.
+    """The changes that lead from ``old`` to ``new``, in this order: drops, renames, retypes, additions, key.
 
-    Renames happen at once: two columns may swap their names. What readers of the rows cannot see (the order of the
-    columns, nullability, defaults, the source's own type names) is no change here.
+    Renames happen simultaneously, so two columns may swap names. Whatever readers of the rows cannot see (column order,
+    nullability, defaults, the source's type names) does not count as a change.
     """
     origin = origins(old, new)
     kept = {name for name in origin.values() if name is not None}

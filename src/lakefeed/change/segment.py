@@ -1,4 +1,4 @@
-"""Segments and windows: how the lake sees the journal. Produced by the journal, read by Spark."""
+"""Segments and windows: the lake's view of the journal. The journal makes them, Spark reads the files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lakefeed.change.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Changes by operation, as the source made them."""
+    """Numbers of changes, by operation in the source."""
 
     inserted: int = 0
     updated: int = 0
@@ -33,13 +33,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One Parquet file of the journal: changes of one table, one schema version, rows ordered by ``_lakefeed_seq``.
+    """One Parquet file of the journal: changes of one table and one schema version, ordered by ``_lakefeed_seq``.
 
-    ``rows`` are all of the file's, ``counts`` the changes among them: the rest are before images. ``truncated_at`` is
-    the seq of the last truncate in it, ``absent`` the columns that some row did not carry, ``replaced`` how many values
-    ``out_of_range`` has replaced, by column. All of it is known without reading the file, so that the common case plans
-    without them. ``crc32`` is the checksum of the whole file; None
-    where nobody has taken it (CRC-32 measured at more than twice the speed of SHA-256).
+    ``rows`` counts all rows of the file, ``counts`` the changes among them; the others are before images.
+    ``truncated_at`` is the seq of the last truncate, ``absent`` the columns that some row did not carry, ``replaced``
+    the number of values that ``out_of_range`` replaced, by column. The commit file records all of this, so that the
+    lake plans a window without opening its segments. ``crc32`` is the checksum of the whole file, or None where it was
+    not computed (CRC-32 was measured at more than twice the speed of SHA-256).
     """
 
     table: TableId
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StaleReason:
-    """Why rows may be stale: a RecopyNeeded (see there), and the version of the table's schema from then on."""
+    """Why rows may be stale: the content of a RecopyNeeded, and the version of the table's schema from then on."""
 
     version: int
     reason: str
@@ -69,13 +69,13 @@ class StaleReason:
 class Window:
     """All of one table's changes in the change sets (after, upto].
 
-    ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
-    the versions between the one at ``after`` and the target. ``exact`` is False while some of the changes may be inside
-    the copied rows already (the copy was read while they happened): then an insert may meet its own row, and history
-    is not to be made of them. ``copied_at``: the copied rows have exactly those of the changes that were committed up
-    to there; None where nobody knows which. ``stale_reasons`` are why rows from before these change sets may be stale.
-    ``recorded`` is the number that the lake table is known to record: one that records another was rolled back, or
-    brought further by somebody else, and takes nothing; None where nobody has asked the table.
+    ``target`` is the table's schema at ``upto``. ``schemas`` has every version that ``segments`` use, the target, and
+    the versions between the one at ``after`` and the target. ``exact`` is False if the copied rows may already contain
+    some of the changes, which happened while the copy was read: an insert may then meet its own row, and the window
+    must not be turned into history. ``copied_at``: the copied rows contain exactly the changes that were committed up
+    to this position; None if that is not known. ``stale_reasons`` say why rows from before these change sets may be
+    stale. ``recorded`` is the change set number that the lake table is expected to record; a table that records
+    another one was rolled back or advanced by somebody else, and refuses the window. None if the table was not asked.
     """
 
     table: TableId
@@ -116,9 +116,9 @@ class Window:
         return max(marks, default=None)
 
     def open_stale_reasons(self, version: int) -> tuple[StaleReason, ...]:
-        """Those that a lake table with this version of the schema has yet to settle.
+        """The reasons that a lake table with this schema version still has to settle.
 
-        A reason for columns is settled by the evolution to its version; one for all rows only by a new copy.
+        Evolving the table to a reason's version settles a reason about columns; only a new copy settles one about rows.
         """
         return tuple(one for one in self.stale_reasons if one.columns is None or one.version > version)
 

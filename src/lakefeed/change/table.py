@@ -1,4 +1,4 @@
-"""A source table as Lakefeed sees it: identity, columns, key, version. Pure values."""
+"""A source table as Lakefeed sees it: name, columns, key, version. Pure values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIST = re.compile(r"list<item: (.+)>")
 
 
 def type_from_text(text: str) -> pa.DataType:
-    """The Arrow type that prints as ``text``; the inverse of ``str`` for every type Lakefeed stores."""
+    """The Arrow type that prints as ``text``: the inverse of ``str`` for every type that Lakefeed stores."""
     if text in _SCALARS:
         return _SCALARS[text]
     if match := _DECIMAL.fullmatch(text):
@@ -36,9 +36,9 @@ def type_from_text(text: str) -> pa.DataType:
 
 @dataclass(frozen=True, order=True, slots=True)
 class TableId:
-    """``schema.name`` in the source; the same pair names the table in the lake and in the journal.
+    """``schema.name`` in the source; the table has the same two names in the lake and in the journal.
 
-    A schema with a dot in its name is refused: its tables' texts would be those of another schema's tables.
+    A schema whose name contains a dot is refused: its tables could not be told apart from those of another schema.
     """
 
     schema: str
@@ -58,7 +58,7 @@ class TableId:
         if not dot:
             raise ConfigError(
                 f"'{text}' is not a table name; it must read schema.table",
-                remedy=f"Write its schema, too, such as public.{text} or main.{text}.",
+                remedy=f"Add its schema, as in public.{text} or main.{text}.",
             )
         return cls(schema, name)
 
@@ -67,7 +67,8 @@ V = TypeVar("V")
 
 
 class ByTable(dict[TableId, V]):
-    """Values by table. ``found["public.orders"]`` works too, and ``found["orders"]`` if only one table is called so."""
+    """Values by table. ``found["public.orders"]`` works too, and so does ``found["orders"]`` if one table has that
+    name."""
 
     def __missing__(self, key: object) -> V:
         named = [table for table in self if key in (str(table), table.name)]
@@ -77,9 +78,9 @@ class ByTable(dict[TableId, V]):
 
 
 class OutOfRange(StrEnum):
-    """What becomes of a value that its column's type cannot hold: infinity, BC, NaN in a numeric, 0000-00-00, an array
-    of more dimensions. STOP: its table stops. NULL: it is NULL. CLAMP: the nearest value that the type has, NULL where
-    there is none (NaN). TEXT: the whole column is text, as the source prints it."""
+    """What happens to a value that its column's type cannot hold: infinity, BC, NaN in a numeric, 0000-00-00, an array
+    with more dimensions. STOP blocks its table. NULL replaces it by NULL. CLAMP replaces it by the nearest value of the
+    type, or by NULL if there is none (NaN). TEXT makes the whole column text, as the source prints it."""
 
     STOP = "stop"
     NULL = "null"
@@ -89,10 +90,10 @@ class OutOfRange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``id`` is stable over renames where the source gives such a thing, else None.
+    """One column. ``id`` survives renames where the source has such an id; otherwise it is None.
 
-    ``default`` is what rows that existed before the column was added read as (JSON-able, None for NULL).
-    ``out_of_range`` is what the source does with values that ``type`` cannot hold; STOP where it can hold all.
+    ``default`` is the value of the column in rows that existed before it was added (JSON-able; None for NULL).
+    ``out_of_range`` is what the source does with values that ``type`` cannot hold; STOP where it can hold them all.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Comments:
-    """What a source says to people of a table and of its columns, by name; empty where it says nothing."""
+    """The comments that the source has on a table and on its columns, by column name; empty where there is none."""
 
     table: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -126,11 +127,11 @@ class Comments:
 class TableSchema:
     """The columns and key of a table at one time.
 
-    ``version`` is 0 until the schema history of the journal has numbered it (1, 2, 3 … for each table). An empty
-    ``key`` means that rows have no identity. The key is all or nothing: a part of it is never used as a key.
-    ``fingerprint`` belongs to the source alone: what it needs to notice, also after a restart, that rows were changed
-    without a row in its log. ``left_out`` are columns that the pipeline does not take, each with its place; one of the
-    name of a column that it does take is how the source has that, before it was masked.
+    ``version`` is 0 until the journal's schema history numbers it (1, 2, 3 … per table). An empty ``key`` means that
+    rows have no identity. The key is all or nothing: a part of it is never used as a key. ``fingerprint`` belongs to
+    the source alone: with it the source notices, even after a restart, that rows changed without an entry in its log.
+    ``left_out`` are the columns that the pipeline does not take, each with its index. If it has a column that the
+    pipeline does take, that is the source's own column, before it was masked.
     """
 
     table: TableId
@@ -151,7 +152,7 @@ class TableSchema:
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
-        """In the order of the key."""
+        """The columns of the key, in the order of the key."""
         known = {column.name: column for column in self.columns}
         return tuple(known[name] for name in self.key)
 
@@ -167,7 +168,8 @@ class TableSchema:
         raise ConfigError(f"table {self.table} has no column '{name}'; it has {', '.join(self.names)}")
 
     def without(self, names: Sequence[str], masked: Sequence[Column] = ()) -> TableSchema:
-        """These columns left out, and those of ``masked`` in place of the ones of their names. ``whole`` undoes it."""
+        """The schema without the columns ``names``, and with each column of ``masked`` in place of the one with its
+        name. ``whole`` undoes it."""
         if not names and not masked:
             return self
         others = {column.name: column for column in masked}
@@ -177,20 +179,20 @@ class TableSchema:
 
     @property
     def whole(self) -> TableSchema:
-        """With the columns that were left out, as the source has it."""
+        """The source's own schema: with the columns that were left out, and unmasked."""
         columns = list(self.columns)
-        for place, column in self.left_out:
+        for index, column in self.left_out:
             if column.name in self.names:
-                columns[place] = column
+                columns[index] = column
             else:
-                columns.insert(place, column)
+                columns.insert(index, column)
         return replace(self, columns=tuple(columns), left_out=())
 
     def at_version(self, version: int) -> TableSchema:
         return replace(self, version=version)
 
     def same_shape(self, other: TableSchema) -> bool:
-        """Equal in everything but the version number."""
+        """Whether the two are equal in everything but the version number."""
         mine, theirs = (self.table, self.columns, self.key), (other.table, other.columns, other.key)
         beside = (self.fingerprint, self.left_out) == (other.fingerprint, other.left_out)
         return mine == theirs and beside
@@ -202,12 +204,12 @@ class TableSchema:
             "key": list(self.key),
             "version": self.version,
             **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
-            **({"left_out": [[place, one.to_json()] for place, one in self.left_out]} if self.left_out else {}),
+            **({"left_out": [[index, one.to_json()] for index, one in self.left_out]} if self.left_out else {}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TableSchema:
         columns = tuple(Column.from_json(column) for column in data["columns"])
-        left_out = tuple((place, Column.from_json(one)) for place, one in data.get("left_out", ()))
+        left_out = tuple((index, Column.from_json(one)) for index, one in data.get("left_out", ()))
         table, key, fingerprint = TableId.parse(data["table"]), tuple(data["key"]), data.get("fingerprint", "")
         return cls(table, columns, key, data["version"], fingerprint, left_out)

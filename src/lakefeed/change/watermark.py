@@ -1,4 +1,4 @@
-"""How far polling has read: for each table the time and the key of the last row."""
+"""How far polling has read: for each table, the time and the key of the last row."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ KeyValue = int | str | bytes | Decimal
 _BEFORE_ALL = -(1 << 63)
 _FIELDS = {"us", "key", "era", "place", "stamp"}
 
-# What json, Decimal, bytes.fromhex and the shape of foreign JSON raise, and what a watermark refuses itself.
+# What json, Decimal, bytes.fromhex, unexpected JSON and the watermark's own checks raise.
 _UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError, InvalidOperation, CheckpointError)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The last row read of one table: ``updated_at`` in microseconds since 1970 (UTC) and its key, in key order.
+    """The last row read from one table: ``updated_at`` in microseconds since 1970 (UTC) and its key, in key order.
 
-    Marks are ordered by era, by time, by place, then by key, column after column. Numbers and bytes have one order
-    everywhere. Texts do not (it depends on the collation), so two marks that first differ in a text are not ordered;
-    nor are marks whose keys do not have the same shape. An empty key is before every row of its time.
+    Marks are ordered by era, time, place, then key, column by column. Numbers and bytes have one order everywhere.
+    Texts do not (it depends on the collation), so two marks whose first difference is a text are not ordered; nor are
+    marks whose keys differ in shape. An empty key is before every row of its time.
 
-    ``place`` counts the rows of one time that have been read, so that marks within a tie are ordered whatever the key
-    is; 0 where nobody has counted.
-    ``era`` counts how often reading began again at an earlier time, because the source's clock went back: so a mark
-    never moves back although the time does. ``stamp`` is what the source stores for the time where that is not a
-    timestamp (a text or a number in SQLite): it is what the next query is asked with.
+    ``place`` counts the rows with this time that have been read, so that marks within a tie are ordered whatever the
+    key is; 0 if they were not counted. ``era`` counts how often reading started again from an earlier time because the
+    source's clock went back: the mark moves forward although the time does not. ``stamp`` is the value that the source
+    stores for the time, if that is not a timestamp (text or a number in SQLite): the next query compares with it.
     """
 
     instant_us: int
@@ -43,7 +42,7 @@ class Mark:
 
     @classmethod
     def start(cls, era: int = 0) -> Mark:
-        """Before every row: the table is followed, and nothing of it has been read."""
+        """The mark before every row: the table is captured, and none of it has been read."""
         return cls(_BEFORE_ALL, (), era)
 
     @property
@@ -63,7 +62,7 @@ class Mark:
 
 
 def _compare_values(mine: KeyValue, theirs: KeyValue) -> int | None:
-    """The order of two different values of one key column."""
+    """The order of two different values of one key column, or None."""
     if isinstance(mine, int | Decimal) and isinstance(theirs, int | Decimal):
         return -1 if mine < theirs else 1
     if isinstance(mine, bytes) and isinstance(theirs, bytes):
@@ -75,8 +74,8 @@ def _compare_values(mine: KeyValue, theirs: KeyValue) -> int | None:
 class Watermark(Position):
     """Marks by table (``schema.table``), sorted by it.
 
-    ``a <= b`` if every table of ``a`` is in ``b`` with the same or a later mark; a table without a mark has not been
-    read at all. If one table is ahead and another behind, the two are not ordered. A table that leaves the pipeline
+    ``a <= b`` if ``b`` has every table of ``a``, with the same or a later mark; a table without a mark has not been
+    read at all. Watermarks with one table ahead and another behind are not ordered. A table that leaves the pipeline
     therefore keeps its mark.
     """
 
@@ -116,7 +115,7 @@ class Watermark(Position):
 
 
 def _check(table: str, mark: Mark) -> None:
-    """Refuse what could not be read back as the same value."""
+    """Refuse a mark that could not be read back as the same value."""
     if type(mark.instant_us) is not int:
         raise CheckpointError(f"the watermark of {table} has the time {mark.instant_us!r}; it must be microseconds")
     for name in ("era", "place"):
@@ -132,7 +131,7 @@ def _check(table: str, mark: Mark) -> None:
 
 
 def tag_value(value: KeyValue) -> list[Any]:
-    """The type goes with the value: key 9 and key '9' are ordered differently by the source."""
+    """The value with the name of its type: the source orders key 9 and key '9' differently."""
     match value:
         case bytes():
             return ["bytes", value.hex()]

@@ -1,10 +1,10 @@
-"""CommitBarrier: what was delivered and is not yet behind a durable checkpoint.
+"""CommitBarrier: what was delivered and does not have a durable checkpoint yet.
 
 The rules:
 - Deliveries are kept in delivery order. The durable frontier moves over them without gaps: a delivery that is accepted
-  early waits until everything before it is accepted too.
-- A token is worth each prefix once. One that was used, belongs to another barrier or was cleared is refused, because a
-  replayed acknowledgement could otherwise move the frontier over events that nobody has seen.
+  early waits until everything before it is accepted, too.
+- A token accepts each prefix once. One that was used, cleared, or belongs to another barrier is refused: otherwise a
+  repeated acknowledgement could move the frontier over events that nobody has seen.
 - ``accept`` saves and moves in one step: if saving raises, the barrier is exactly as it was before.
 """
 
@@ -21,17 +21,18 @@ from lakefeed.errors import StateError
 class Weighted(Protocol):
     @property
     def rows(self) -> int:
-        """How many events it stands for."""
+        """The number of events."""
 
 
 T = TypeVar("T", bound=Weighted)
 Save = Callable[[T, int], None]
-"""``save(last, committed)``: make durable that everything up to ``last`` is done, ``committed`` events in all."""
+"""``save(last, committed)``: make durable that everything up to ``last`` is done, with ``committed`` events in
+total."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """Acknowledges one delivery. Compared by identity: a token cannot be made up or copied."""
+    """Acknowledges one delivery. Compared by identity: a token cannot be forged or copied."""
 
     number: int
 
@@ -46,7 +47,7 @@ class _Delivered(Generic[T]):
 
 @dataclass(slots=True)
 class CommitBarrier(Generic[T]):
-    """See the module. ``committed`` counts events over all runs; ``hydrate`` sets it at a start."""
+    """See the module. ``committed`` counts events over all runs; ``hydrate`` sets it at the start of a run."""
 
     committed: int = 0
     _delivered: deque[_Delivered[T]] = field(default_factory=deque)
@@ -60,16 +61,16 @@ class CommitBarrier(Generic[T]):
 
     @property
     def in_flight(self) -> int:
-        """Deliveries that are not durable to their end."""
+        """The number of deliveries that are not completely durable."""
         return len(self._delivered)
 
     @property
     def pending_events(self) -> int:
-        """Events that are delivered and not durable."""
+        """The number of events that are delivered but not durable."""
         return sum(events(item) for delivered in self._delivered for item in delivered.items[delivered.durable :])
 
     def open(self, items: Sequence[T]) -> Token:
-        """Keep a delivery; its token accepts it."""
+        """Add a delivery. Returns the token that accepts it."""
         if not items:
             raise StateError("an empty delivery has nothing to commit")
         self._tokens += 1
@@ -91,7 +92,7 @@ class CommitBarrier(Generic[T]):
                 f"delivery {token.number} has {len(delivered.items)} change sets, {delivered.accepted} of them "
                 f"acknowledged; a prefix of {wanted} is not new"
             )
-        frontier: list[tuple[_Delivered[T], int]] = []  # how far each is durable, up to the first that is not whole
+        frontier: list[tuple[_Delivered[T], int]] = []  # how far each is durable, up to the first incomplete one
         for one in self._delivered:
             upto = wanted if one is delivered else one.accepted
             frontier.append((one, upto))
@@ -101,7 +102,7 @@ class CommitBarrier(Generic[T]):
         rows = sum(item.rows for item in items)
         if items:
             save(items[-1], self.committed + rows)
-        delivered.accepted = wanted  # nothing below can fail: this is the move
+        delivered.accepted = wanted  # from here on nothing can fail
         for one, upto in frontier:
             one.durable = upto
             if upto == len(one.items):
@@ -114,10 +115,10 @@ class CommitBarrier(Generic[T]):
         return [item for delivered in self._delivered for item in delivered.items[delivered.accepted :]]
 
     def clear(self) -> None:
-        """Forget everything pending. Its tokens are refused from here on."""
+        """Drop everything pending. Its tokens are refused from here on."""
         self._delivered.clear()
 
 
 def events(item: Weighted) -> int:
-    """How many events to count as uncommitted: a change set without rows still carries a schema or a notice."""
+    """The number of events that count as uncommitted: a change set without rows still has a schema or a notice."""
     return max(1, item.rows)

@@ -1,6 +1,6 @@
-"""Checkpoint: a saved position and where it belongs. CheckpointStore: where an embedder keeps it, and its rules.
+"""Checkpoint: a saved position and what it belongs to. CheckpointStore: where an embedder keeps it, and its rules.
 
-A pipeline's own checkpoint is its journal's head. This is for those who drive the runtime themselves.
+A pipeline's own checkpoint is the head of its journal. This is for programs that drive the runtime themselves.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lakefeed.errors import CheckpointError, CheckpointRewindError, ConfigError
 SNAPSHOT_SUFFIX = "_snapshot"
 """A checkpoint taken inside a snapshot has the source type ``postgres_snapshot``, ``mysql_snapshot`` …"""
 
-# A key becomes part of a file name (255 bytes on every common file system), the temporary form of which adds 51.
+# A key becomes part of a file name (255 bytes on every common file system), and its temporary form adds 51.
 MAX_KEY_BYTES = 200
 
 
 class PositionType(Enum):
-    """How the text of a checkpoint's position is to be read."""
+    """How to read the text of a checkpoint's position."""
 
     POSTGRES_LSN = "PostgresLsn"
     MYSQL_BINLOG = "MysqlBinlog"
@@ -59,17 +59,17 @@ _KINDS: dict[PositionType, type[Position]] = {kind: position for position, kind 
 
 
 def source_type(kind: str) -> str:
-    """The source type of a capture's checkpoints. Of GTID sets it is the database's: its binlog is the same source."""
+    """The source type of a capture's checkpoints. GTID sets have the database's: its binlog is the same source."""
     return {MysqlGtid.kind: "mysql", MariadbGtid.kind: "mariadb"}.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a stream stands. Immutable; all that is given, is kept as given.
+    """How far a stream has come. Immutable; everything is kept as given.
 
-    ``identity`` names the very database (system identifier, server uuid, file id), so that progress in one is never
-    taken for progress in another. ``committed`` counts the events committed since the stream began. ``timestamp`` is
-    the time of the checkpoint in unix seconds, by the clock of the machine that made it.
+    ``identity`` identifies the very database (system identifier, server uuid, file id), so that progress in one is
+    never taken for progress in another. ``committed`` counts the events committed since the stream began. ``timestamp``
+    is the time of the checkpoint in Unix seconds, by the clock of the machine that made it.
     """
 
     source_type: str
@@ -93,7 +93,7 @@ class Checkpoint:
 
     @classmethod
     def postgres_lsn_str(cls, lsn: str) -> Self:
-        """Keeps the text as given, once it has proven to be an LSN."""
+        """Keeps the text as given, after checking that it is an LSN."""
         PostgresLsn.parse(lsn)
         return cls("postgres", PositionType.POSTGRES_LSN, lsn)
 
@@ -103,7 +103,7 @@ class Checkpoint:
 
     @classmethod
     def gtid(cls, source_type: str, gtid_set: str) -> Self:
-        """Keeps the set as given, once it has proven to be one of ``source_type``: mysql or mariadb."""
+        """Keeps the set as given, after checking that it is one of ``source_type``: mysql or mariadb."""
         _gtid_kind(source_type).parse(gtid_set)
         return cls(source_type, PositionType.GTID, gtid_set)
 
@@ -115,10 +115,10 @@ class Checkpoint:
     def from_position(
         cls, position: Position, *, source_type: str | None = None, identity: str | None = None, committed: int = 0
     ) -> Self:
-        """``source_type`` may be left out for kinds that only one source has; a binlog position is MySQL's then."""
+        """``source_type`` may be left out for kinds that only one source has; a binlog position is then MySQL's."""
         source = source_type or _SOURCES.get(type(position))
         if source is None:
-            raise ConfigError(f"a {position.kind} position does not say its source; pass source_type")
+            raise ConfigError(f"a {position.kind} position does not name its source; pass source_type")
         made = cls(source, _TYPES[type(position)], position.text(), identity=identity, committed=committed)
         if type(made.decoded) is not type(position):
             raise ConfigError(f"a {position.kind} position cannot come from the source {source}")
@@ -128,7 +128,7 @@ class Checkpoint:
         return replace(self, transaction_id=transaction_id)
 
     def with_metadata(self, name: str, value: str) -> Self:
-        """One more entry, or another value for it."""
+        """With one entry added or replaced."""
         return replace(self, metadata={**self.metadata, name: value})
 
     @property
@@ -149,7 +149,7 @@ class Checkpoint:
         return (position.file, position.offset) if isinstance(position, MysqlBinlog) else None
 
     def age_seconds(self, now: float | None = None) -> int:
-        """Never negative: a clock that was set back gives 0."""
+        """Never negative: 0 if the clock was set back."""
         return max(0, int(time.time() if now is None else now) - self.timestamp)
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of ``to_json``. CheckpointError, naming the field, for anything else."""
+        """The inverse of ``to_json``. CheckpointError, naming the field, for anything else."""
         for name, accepts in _FIELDS.items():
             if name not in data or not accepts(data[name]):
                 raise CheckpointError(f"a checkpoint cannot have {data.get(name)!r} as its {name}")
@@ -202,7 +202,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def _gtid_kind(source_type: str) -> type[MysqlGtid] | type[MariadbGtid]:
-    """MySQL's and MariaDB's sets are different things; the source says which it is."""
+    """MySQL's and MariaDB's sets differ; the source says which one it is."""
     match source_type.removesuffix(SNAPSHOT_SUFFIX):
         case "mysql":
             return MysqlGtid
@@ -212,7 +212,7 @@ def _gtid_kind(source_type: str) -> type[MysqlGtid] | type[MariadbGtid]:
 
 
 class Checkpoints(Protocol):
-    """What a runtime needs of a CheckpointStore; see there."""
+    """The part of a CheckpointStore that a runtime needs; see there."""
 
     def save(self, key: str, checkpoint: Checkpoint) -> None: ...
 
@@ -222,17 +222,15 @@ class Checkpoints(Protocol):
 class CheckpointStore(Protocol):
     """Checkpoints by key, one stream per key, ``mydb.public.users`` for example; see ``validate_key``.
 
-    Durability: when ``save`` or ``delete`` returns, it is done for good (as far as the store keeps anything at all);
-    when it raises, the old value is still there, or the new one, never a mixture. Never ahead: what ``load`` answers
-    has been saved before.
+    Durability: once ``save`` or ``delete`` returns, it is permanent (as far as the store keeps anything at all); if it
+    raises, either the old value or the new one is there, never a mixture. ``load`` only returns what was saved.
     No way back: ``save`` refuses, with CheckpointRewindError, a checkpoint that would move the stream back or to
-    another database; see ``refuse_rewind``. Saving the same again is harmless. Who really wants to go back deletes
-    first.
-    Damage is never absence: ``load`` and ``save`` of a damaged key raise CheckpointDamagedError until it is deleted
-    or restored; the other keys are not affected.
-    Keys are validated by every method, before anything else happens.
-    Threads: all methods may be called from any thread. One open writable store per directory or database; a
-    second is refused with LeaseError.
+    another database; see ``refuse_rewind``. Saving the same again is harmless. To really go back, delete first.
+    Damage is not absence: ``load`` and ``save`` of a damaged key raise CheckpointDamagedError until it is deleted or
+    restored; other keys are not affected.
+    Keys: every method validates the key before anything else.
+    Threads: any method may be called from any thread. One open writable store per directory or database; a second one
+    is refused with LeaseError.
     """
 
     def save(self, key: str, checkpoint: Checkpoint) -> None: ...
@@ -241,23 +239,23 @@ class CheckpointStore(Protocol):
         """None only if nothing was saved under ``key``."""
 
     def delete(self, key: str) -> None:
-        """Forget ``key``. Deleting what is not there succeeds."""
+        """Forget ``key``. Deleting a key that does not exist succeeds."""
 
     def list(self) -> tuple[str, ...]:
-        """Every key that has a checkpoint, damaged ones too, sorted."""
+        """Every key that has a checkpoint, including damaged ones, sorted."""
 
     def all(self) -> Mapping[str, Checkpoint]:
         """Every checkpoint that can be read."""
 
     def damaged(self) -> Mapping[str, str]:
-        """What is wrong, by key, with those that cannot be read."""
+        """What is wrong with those that cannot be read, by key."""
 
     def close(self) -> None:
         """Let another one open the same directory or database. Idempotent."""
 
 
 def validate_key(key: str) -> None:
-    """Raise ConfigError unless ``key`` can safely be part of a file name, in every backend alike."""
+    """ConfigError unless ``key`` can safely be part of a file name, with the same rules for every store."""
     problems = {
         "is empty": not key,
         "contains a slash": "/" in key or "\\" in key,
@@ -266,7 +264,7 @@ def validate_key(key: str) -> None:
         "contains a character that cannot be printed": not key.isprintable(),
     }
     problem = next((text for text, wrong in problems.items() if wrong), None)
-    if problem is None and len(key.encode()) > MAX_KEY_BYTES:  # only what can be printed can be encoded
+    if problem is None and len(key.encode()) > MAX_KEY_BYTES:  # printable text can always be encoded
         problem = f"is longer than {MAX_KEY_BYTES} bytes"
     if problem is not None:
         raise ConfigError(
@@ -279,11 +277,11 @@ def refuse_rewind(key: str, stored: Checkpoint | None, new: Checkpoint) -> None:
     """Raise CheckpointRewindError if ``new`` must not replace ``stored``. The rules, in this order:
 
     1. The position of ``new`` must be readable (CheckpointError): what cannot be read now cannot be resumed from.
-    2. The identity stays. It may be learned, not changed or forgotten.
-    3. The source type stays, but for the step from ``x_snapshot`` to ``x`` when a snapshot is done.
+    2. The identity stays. It may become known, but not change or disappear.
+    3. The source type stays, except for the step from ``x_snapshot`` to ``x`` when a snapshot is done.
     4. The number of committed events does not fall.
-    5. The position stays or grows. Positions that are not ordered are refused like older ones. Only of two Custom
-       positions without an order, and in the step of rule 3, is the count of rule 4 the whole test.
+    5. The position stays or grows. Positions that are not ordered are refused like older ones. Only for two Custom
+       positions without an order, and in the step of rule 3, the count of rule 4 is the whole test.
     """
     new_position = new.decoded  # 1
     if stored is None:
@@ -299,7 +297,7 @@ def refuse_rewind(key: str, stored: Checkpoint | None, new: Checkpoint) -> None:
     elif snapshot_done:  # 5
         return
     elif new.position_type is not stored.position_type:
-        reason = "the two are not of one kind"
+        reason = "the two positions are of different kinds"
     else:
         order = new_position.compare(stored.decoded)
         if order is None and new.position_type is not PositionType.CUSTOM:
@@ -308,4 +306,4 @@ def refuse_rewind(key: str, stored: Checkpoint | None, new: Checkpoint) -> None:
             reason = "that would move it back"
     if reason is not None:
         was, would_be = (f"{one.position_type.value} {one.position}" for one in (stored, new))
-        raise CheckpointRewindError(f"checkpoint '{key}' stays at {was} and does not go to {would_be}: {reason}")
+        raise CheckpointRewindError(f"checkpoint '{key}' stays at {was} and does not move to {would_be}: {reason}")

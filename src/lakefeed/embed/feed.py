@@ -1,8 +1,8 @@
-"""Feed: where a runtime's change sets come from. PendingQueue: how deliveries are cut from what it gives.
+"""Feed: where a runtime's change sets come from. PendingQueue: cuts deliveries from what the feed returns.
 
-Every pull carries the progress that is true once it is committed, so the runtime saves what the pull says and never
-works it out again. After a lost connection a feed is made from its progress, the same way as at a start: a snapshot
-that was under way goes on as a snapshot and never silently as a plain stream.
+Every pull carries the progress that holds once it is committed, so the runtime saves what the pull says and never
+derives it. After a lost connection a feed is made from its progress, the same way as at a start: a snapshot that was
+running continues as a snapshot, and never silently as a plain stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STALE_READS_MAX = 100
 class Pulled:
     """One pull. Without a change set it only moves progress (``idle``: the source has nothing more right now).
 
-    ``bracket``: the change set is a snapshot chunk, and its rows are states of the table between the two positions.
+    ``bracket``: the change set is a snapshot chunk whose rows are states of the table between the two positions.
     """
 
     progress: Progress
@@ -46,12 +46,12 @@ class Pulled:
 
 
 class Feed:
-    """Live changes strictly after a position; before them, or by turns with them, the chunks that are left to copy.
+    """Live changes strictly after a position; before them, or alternating with them, the chunks still to be copied.
 
-    ``progress`` is behind the last pull. Inside a snapshot all chunks come first, then the stream from the position of
-    before the first chunk. With ``options.incremental`` chunks and stream take turns, and the stream never waits while
-    chunks remain: an idle source must not slow the copy down. Otherwise a cursor is carried along untouched.
-    After an error the feed is not used again.
+    ``progress`` is that after the last pull. In a snapshot all chunks come first, then the stream from the position
+    before the first chunk. With ``options.incremental`` chunks and stream alternate, and the stream never waits while
+    chunks remain: an idle source must not slow down the copy. Otherwise a cursor is carried along unchanged. After an
+    error a feed must not be used again.
     """
 
     def __init__(self, capture: ChangeCapture, progress: Progress, options: RuntimeOptions) -> None:
@@ -90,12 +90,12 @@ class Feed:
             self._live = self._capture.live(self.progress.position, wait_seconds=wait_seconds)
             self._wait_seconds = wait_seconds
         change_set = next(self._live, None)
-        if change_set is None:  # it ended, which a real source's does not: ask for a new one next time
+        if change_set is None:  # the iterator ended, which a real source's never does: start another one next time
             self._live = None
             return Pulled(self.progress, idle=True)
         position, start = self.progress.position, change_set.start
-        # All of it lies behind the position. Judged by positions, never by content: equal rows can be two rows. A set
-        # that starts and ends at the position is new: a poll that reads back finds late rows without moving on.
+        # Everything in it is before the position. Judged by positions, never by content: equal rows may be two rows. A
+        # change set that starts and ends at the position is new: a poll can find late rows without moving on.
         if position is not None and start is not None and start < position and change_set.end <= position:
             return Pulled(self.progress, deduplicated=change_set.rows)
         if position is None or not change_set.end < position:
@@ -107,10 +107,10 @@ class Feed:
     def _pull_chunk(self) -> Pulled:
         """The next chunk, as a change set of rows with the operation READ.
 
-        A log position can be reached before its rows are visible to a reader. A chunk from before the stream's
-        position would put old values over changes that have already been delivered, so it is read again, by the next
-        pull; one from behind it is put right by the changes that follow. Of positions that have no order, nothing can
-        be judged: a capture that uses them reads its chunks no earlier than what ``live`` has delivered.
+        The log may reach a position before its rows are visible to a reader. A chunk from before the stream's position
+        would overwrite delivered changes with old values, so the next pull reads it again; a chunk from after it is
+        corrected by the changes that follow. Positions without an order cannot be judged: a capture that uses them must
+        read its chunks no earlier than what ``live`` has delivered.
         """
         stream, cursor = self.progress.position, self.progress.cursor
         if stream is None or cursor is None:
@@ -120,14 +120,14 @@ class Feed:
             self._capture.recall([plan.schema])
             cursor = cursor.planned(plan)
         schema, first = cursor.schema, cursor.chunk == 0
-        assert schema is not None  # noqa: S101  # planned() set it
+        assert schema is not None  # noqa: S101  # set by planned()
         rows: list[pa.RecordBatch] = []
         low = high = stream
         if cursor.chunks:
             with self._capture.chunk(cursor.chunks[cursor.chunk]).open() as reader:
                 rows = [batch for batch in reader if batch.num_rows]
                 low, high = reader.low, reader.high
-        if self._capture.capabilities.current_chunks:  # read just now, whatever the plan's position is
+        if self._capture.capabilities.current_chunks:  # current rows, whatever the plan's position is
             low, high = stream, stream if high < stream else high
         if low < stream:
             self._stale_reads += 1
@@ -141,7 +141,7 @@ class Feed:
             return Pulled(self.progress, idle=True)
         self._stale_reads = 0
         cursor = cursor.advanced()
-        if cursor.schema is None:  # that was the table's last
+        if cursor.schema is None:  # that was the table's last chunk
             self._capture.copied(schema.table)
         if self.progress.in_snapshot and cursor.done:
             self.progress = replace(self.progress, cursor=None, in_snapshot=False)
@@ -153,13 +153,13 @@ class Feed:
         for batch in rows:
             batches.append(read_batch(schema, batch, total, low))
             total += batch.num_rows
-        # The first set of a table carries its schema, so that an empty table is seen too.
+        # A table's first change set has its schema, so that an empty table is seen, too.
         change_set = ChangeSet(stream, stream, tuple(batches), total, schemas=(schema,) if first else ())
         return Pulled(self.progress, change_set, (low, high))
 
 
 def read_batch(schema: TableSchema, batch: pa.RecordBatch, start: int, low: Position) -> ChangeBatch:
-    """Rows of a chunk, shaped like changes. Their seq counts from ``start``."""
+    """Rows of a chunk in the layout of changes. Their seq counts from ``start``."""
     if tuple(batch.schema.names) != schema.names:
         raise DecodeError(
             f"a chunk of {schema.table} has the columns {', '.join(batch.schema.names)}; "
@@ -179,19 +179,19 @@ def read_batch(schema: TableSchema, batch: pa.RecordBatch, start: int, low: Posi
 
 
 class PendingQueue:
-    """What a runtime has pulled or was given and has not delivered yet.
+    """What a runtime has pulled, or was given, and has not delivered yet.
 
-    One queue for everything from the source, in source order, so that it cannot be delivered or drained out of order.
-    Injected change sets come last: behind whatever the source had given by then. ``tail`` is the progress behind the
-    last delivered pull; an injected change set does not move it. None as the tail: there is no source, and the
-    embedder's own positions count.
+    Everything from the source is in one queue, in source order, so that it cannot be delivered or drained out of order.
+    Injected change sets come after whatever the source had returned by then. ``tail`` is the progress after the last
+    delivered pull; injected change sets do not move it. It is None if there is no source: then the embedder's own
+    positions count.
     """
 
     def __init__(self, options: RuntimeOptions) -> None:
         self._options = options
         self._pulled: deque[Pulled] = deque()
         self._injected: deque[ChangeSet] = deque()
-        self._rows = 0  # of what is pulled, kept up as it comes and goes: many small sets are not counted each time
+        self._rows = 0  # of what is pulled; kept up to date, so that many small sets need not be counted each time
         self._bytes = 0
         self._chunk_before = False
         self.tail: Progress | None = None
@@ -218,13 +218,13 @@ class PendingQueue:
 
     @property
     def full(self) -> bool:
-        """Enough for a delivery. A chunk always is one of its own, and nothing is pulled behind it meanwhile."""
+        """Whether there is enough for a delivery. A chunk is a delivery of its own, and nothing is pulled after it."""
         if self._pulled and self._pulled[-1].bracket:
             return True
         return self._rows >= self._options.max_events or self._bytes >= self._options.max_bytes
 
     def take(self) -> list[Pulled]:
-        """The next delivery, empty if there is nothing. A chunk goes alone; injected sets take turns with chunks."""
+        """The next delivery; empty if there is nothing. A chunk goes alone; injected sets alternate with chunks."""
         taken: list[Pulled] = []
         if self._chunk_is_next and not (self._chunk_before and self._injected):
             self._chunk_before = True
@@ -234,7 +234,7 @@ class PendingQueue:
             rows = size = 0
 
             def fits(change_set: ChangeSet | None) -> bool:
-                """Whether it goes into this delivery, and if so, it is counted. The first one always does."""
+                """Whether it fits into this delivery; if so, counts it. The first one always fits."""
                 nonlocal rows, size
                 more_rows, more = change_set.rows if change_set else 0, self._size(change_set)
                 if taken and (rows + more_rows > self._options.max_events or size + more > self._options.max_bytes):
@@ -244,7 +244,7 @@ class PendingQueue:
 
             while self._pulled and not self._chunk_is_next and fits(self._pulled[0].change_set):
                 taken.append(self._pop())
-            if not self._pulled or self._chunk_is_next:  # else the rest of the source comes before anything injected
+            if not self._pulled or self._chunk_is_next:  # otherwise the source's rest precedes anything injected
                 progress = taken[-1].progress if taken else self.tail
                 while self._injected and fits(self._injected[0]):
                     change_set = self._injected.popleft()
@@ -273,7 +273,7 @@ class PendingQueue:
         return pulled
 
     def _size(self, change_set: ChangeSet | None) -> int:
-        """A set that is read lazily is too big to keep, so it fills a delivery: counting would read all of it."""
+        """A lazily read set is too big to keep, so it fills a delivery: measuring it would read all of it."""
         if change_set is None:
             return 0
         if not isinstance(change_set.batches, Sequence):

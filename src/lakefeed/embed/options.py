@@ -32,7 +32,7 @@ class RuntimeState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncrementalSnapshot:
-    """Copy ``tables`` while the stream runs. A higher ``generation`` asks for the copy of all of them once more."""
+    """Copy ``tables`` while the stream runs. A higher ``generation`` copies all of them once more."""
 
     tables: tuple[TableId, ...]
     generation: int = 1
@@ -49,12 +49,12 @@ class RuntimeOptions:
     ``snapshot_tables``   copied before the stream, if there is no checkpoint yet
     ``incremental``       copied beside the stream; instead of ``snapshot_tables``
     ``tables``            captured when nothing is copied; empty: all that the capture discovers
-    ``schema_history_retention``  shapes of each table that checkpoints keep; None: all of them, with a warning
+    ``schema_history_retention``  schemas of each table that checkpoints keep; None: all of them, with a warning
     ``max_events``, ``max_bytes``  a delivery ends before the change set that would exceed them (never inside one)
     ``wait_seconds``      how long a poll waits for the source
-    ``linger_seconds``    how long a poll that has something goes on gathering; 0: it delivers at once, unless it
+    ``linger_seconds``    how long a poll that has something goes on collecting; 0: it delivers at once, unless it
                           never waits anyway
-    ``max_in_flight``     deliveries that may be uncommitted at a time
+    ``max_in_flight``     how many deliveries may be uncommitted at a time
     ``chunk_rows``        rows of one snapshot chunk, which is kept in memory
     """
 
@@ -83,7 +83,7 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeStats:
-    """Counters of one run (events are rows) and times in unix seconds, None before the first."""
+    """Counters of one run (events are rows) and times in Unix seconds, None before the first event."""
 
     polled: int = 0
     committed: int = 0
@@ -96,10 +96,10 @@ class RuntimeStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Change sets to be made durable by the caller and then committed with ``token``.
+    """Change sets that the caller makes durable and then commits with ``token``.
 
-    ``bracket`` is set for a snapshot chunk: its rows are states of the table between the two positions. Such a
-    delivery is one change set whose start and end are the stream's position, because the stream goes on from there.
+    ``bracket`` is set for a snapshot chunk: its rows are states of the table between the two positions. Such a delivery
+    is one change set whose start and end are the stream's position, because the stream continues from there.
     """
 
     token: Token
@@ -116,17 +116,17 @@ class Delivery:
 
 
 class Tracer(Protocol):
-    """Called as things happen, in the thread of the runtime's caller. It must return quickly and must not raise."""
+    """Called as things happen, in the thread of the runtime's caller. Must return quickly and must not raise."""
 
     def checkpoint_barrier(self, state: str) -> None:
-        """``open`` when commits are taken from here on, ``stopped`` when they are not."""
+        """``open`` from when commits are accepted, ``stopped`` from when they are not."""
 
     def event_end(self, event: str, outcome: str) -> None:
         """A change set left the runtime without a commit: ``force_stopped``."""
 
 
 class NullTracer:
-    """Watches nothing."""
+    """Does nothing."""
 
     def checkpoint_barrier(self, state: str) -> None:
         pass
@@ -144,22 +144,22 @@ class TaggedError:
 
 
 class ErrorLog:
-    """The last errors, oldest first. Recording never replaces raising: both happen.
+    """The last errors, oldest first. Recording an error does not replace raising it.
 
-    An error that passes through several steps is recorded once, by the innermost, which knows best.
+    An error that passes through several steps is recorded once, by the innermost one, which knows most about it.
     """
 
     def __init__(self) -> None:
         self._records: deque[TaggedError] = deque(maxlen=_ERRORS_KEPT)
 
     def record(self, tag: str, error: Exception) -> Exception:
-        """Returns the error, so that it can be raised in the same line."""
+        """Returns the error, so that it can be raised in the same statement."""
         if not self._records or self._records[-1].error is not error:
             self._records.append(TaggedError(tag, error))
         return error
 
     def tagged(self, tag: str, call: Callable[[], T]) -> T:
-        """``call()``, with its error recorded on the way out."""
+        """Run ``call``, and record its error on the way out."""
         try:
             return call()
         except Exception as error:

@@ -1,15 +1,14 @@
-"""Progress: all that one checkpoint says. A stream position, the shapes that tables were delivered with up to there,
+"""Progress: everything in one checkpoint. A stream position, the schemas that tables were delivered with up to there,
 and, while tables are copied, the chunk cursor.
 
-They are one record on purpose: a cursor that were saved apart from the position could say "chunk 7 is done" while the
-changes that chunk 7 did not see are already behind the position, or the other way round. For the same reason a schema
+They are one record on purpose: if the cursor were saved apart from the position, it could say "chunk 7 is done" while
+the position has already passed changes that chunk 7 did not see, or the other way round. For the same reason a schema
 change that is read again after a crash is never counted twice.
 
-While a snapshot runs, its checkpoint carries the stream position of before the first read in the fields that are usual
-for each database; a source that has no such fields carries the whole position in one. ``snapshot_fields`` writes them
-and ``stream_offset`` reads them back. A field that is missing or out of range is an error of its own: streaming from a
-guessed position would lose changes silently. For the same reason a payload that does not name a position has none:
-StateError, not "from the default".
+While a snapshot runs, its checkpoint has the stream position from before the first read, in the fields that are usual
+for each database; a source without such fields has the whole position in one field. ``snapshot_fields`` writes them and
+``stream_offset`` reads them. A field that is missing or out of range is an error: streaming from a guessed position
+would silently lose changes. For the same reason a payload without a position is a StateError, not "from the default".
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from lakefeed.errors import CheckpointError, LakefeedError, SourceChangedError, 
 SNAPSHOT = "snapshot"
 """The metadata entry with the cursor and, in a snapshot checkpoint, the fields of ``snapshot_fields``."""
 SCHEMAS = "schemas"
-"""The metadata entry with the shapes of tables."""
+"""The metadata entry with the schemas of tables."""
 SLOT = "slot"
-"""The metadata entry with the name that the source keeps the capture's place under."""
+"""The metadata entry with ``ChangeCapture.slot``."""
 
 _U32 = 1 << 32
 _U64 = 1 << 64
@@ -43,7 +42,7 @@ _LSN_BYTES = 10
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCursor:
-    """Which chunk is read next. Tables are planned one at a time: ``schema`` is None until the current one is."""
+    """The chunk to read next. Tables are planned one at a time: ``schema`` is None until the current one is planned."""
 
     tables: tuple[TableId, ...]
     table: int = 0
@@ -65,13 +64,13 @@ class SnapshotCursor:
         return replace(self, schema=plan.schema, chunks=chunks, chunk=0)
 
     def advanced(self) -> SnapshotCursor:
-        """After the chunk that is next now."""
+        """The cursor after the current chunk."""
         if self.chunk + 1 < len(self.chunks):
             return replace(self, chunk=self.chunk + 1)
         return replace(self, table=self.table + 1, schema=None, chunks=(), chunk=0)
 
     def covering(self, tables: Sequence[TableId]) -> SnapshotCursor:
-        """The same cursor, with tables that are new appended."""
+        """The same cursor with new tables appended."""
         new = tuple(table for table in tables if table not in self.tables)
         return replace(self, tables=self.tables + new) if new else self
 
@@ -102,7 +101,7 @@ class SnapshotCursor:
 
 @dataclass(frozen=True)
 class SchemaVersions:
-    """The shapes that each table was delivered with, oldest first, numbered 1, 2, 3 … A value: it is never changed."""
+    """The schemas that each table was delivered with, oldest first, numbered 1, 2, 3 … Immutable."""
 
     tables: Mapping[TableId, tuple[TableSchema, ...]] = field(default_factory=dict)
 
@@ -111,10 +110,10 @@ class SchemaVersions:
         return tuple(versions[-1] for versions in self.tables.values())
 
     def seen(self, change_set: ChangeSet, retention: int | None, *, is_chunk: bool = False) -> SchemaVersions:
-        """With what a change set shows, and at most ``retention`` versions of each table.
+        """With the schemas of a change set added, and at most ``retention`` versions of each table.
 
-        Rows that are read lazily are not read for it, and those of a chunk have the shape of the plan, which the
-        stream may have left behind: there the announcements alone count.
+        Lazy rows are not read for this, and rows of a chunk have the schema of the plan, which the stream may already
+        have left behind: in these cases only announced schemas count.
         """
         rows = change_set.batches if isinstance(change_set.batches, Sequence) and not is_chunk else ()
         shown = [(one.schema, False) for one in rows] + [(schema, True) for schema in change_set.schemas]
@@ -128,14 +127,14 @@ class SchemaVersions:
         return SchemaVersions(tables).bounded(retention) if tables != self.tables else self
 
     def bounded(self, retention: int | None) -> SchemaVersions:
-        """The newest ``retention`` of each table."""
+        """With only the newest ``retention`` versions of each table."""
         if retention is None or all(len(versions) <= retention for versions in self.tables.values()):
             return self
         return SchemaVersions({table: versions[-retention:] for table, versions in self.tables.items()})
 
     @cached_property
     def text(self) -> str:
-        """Written into every checkpoint, and made once."""
+        """Part of every checkpoint, so it is computed once."""
         return json.dumps([schema.to_json() for versions in self.tables.values() for schema in versions])
 
     @classmethod
@@ -151,7 +150,7 @@ class SchemaVersions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``position`` None: the source's own resume point. ``in_snapshot``: the stream waits for the cursor to be done."""
+    """``position`` None: the source's own resume point. ``in_snapshot``: the stream waits until the cursor is done."""
 
     position: Position | None = None
     cursor: SnapshotCursor | None = None
@@ -179,13 +178,13 @@ class Progress:
 
 
 def is_snapshot_checkpoint(checkpoint: Checkpoint, kind: str) -> bool:
-    """C10: by the source type and nothing else. The whole text counts: a source may itself be called x_snapshot."""
+    """Decided by the source type alone, compared as a whole: a source may itself be called x_snapshot."""
     return checkpoint.source_type == kind + SNAPSHOT_SUFFIX
 
 
 def from_checkpoint(checkpoint: Checkpoint, kind: str, *, slot: str | None = None) -> Progress:
-    """Inverse of ``to_checkpoint``. SourceChangedError for a checkpoint of another kind of source, or whose place the
-    source keeps under another name than ``slot``: what that one still has is not known."""
+    """The inverse of ``to_checkpoint``. SourceChangedError for a checkpoint of another kind of source, or with another
+    ``slot``: it is not known what that slot still has."""
     payload, saved_slot = checkpoint.metadata.get(SNAPSHOT), checkpoint.metadata.get(SLOT)
     in_snapshot = is_snapshot_checkpoint(checkpoint, kind)
     if in_snapshot:
@@ -198,8 +197,8 @@ def from_checkpoint(checkpoint: Checkpoint, kind: str, *, slot: str | None = Non
         offset = StreamOffset(kind, checkpoint.decoded, slot=saved_slot)
     if slot is not None and offset.slot not in (None, slot):
         raise SourceChangedError(
-            f"the checkpoint belongs to the replication slot {offset.slot}, and this capture reads from {slot}",
-            remedy="Bind the capture to the name that it had; or delete the checkpoint and copy the tables again.",
+            f"the checkpoint belongs to the replication slot {offset.slot}, but this capture reads from {slot}",
+            remedy="Bind the capture to the name that it had, or delete the checkpoint and copy the tables again.",
         )
     schemas = SchemaVersions.parse(checkpoint.metadata.get(SCHEMAS, "[]"))
     if payload is None:
@@ -213,8 +212,9 @@ def from_checkpoint(checkpoint: Checkpoint, kind: str, *, slot: str | None = Non
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """A derived position to stream from. ``slot`` is PostgreSQL's; ``gtid`` is MySQL's and MariaDB's, and if it is not
-    empty, it is the position: file and offset count on one server only, a GTID set on each that has its history."""
+    """A derived position to stream from. ``slot`` is PostgreSQL's. ``gtid`` is MySQL's and MariaDB's; if it is not
+    empty, it is the position: file and offset are valid on one server only, a GTID set on every server with its
+    history."""
 
     source_type: str
     position: Position
@@ -223,10 +223,10 @@ class StreamOffset:
 
 
 def stream_offset(kind: str, payload: str, *, slot: str | None = None) -> StreamOffset:
-    """The position to stream from, out of a snapshot checkpoint's JSON payload.
+    """The position to stream from, derived from the JSON payload of a snapshot checkpoint.
 
-    CheckpointError if the payload cannot be read, StateError if it names no position and ``kind`` has no fields of its
-    own that do.
+    CheckpointError if the payload cannot be read, StateError if it has no position and ``kind`` has no fields of its
+    own for one.
     """
     try:
         parsed = json.loads(payload)
@@ -261,7 +261,7 @@ def snapshot_fields(kind: str, position: Position) -> dict[str, Any]:
 
 
 def postgres_offset(kind: str, fields: Mapping[str, Any], slot: str | None) -> StreamOffset:
-    """C21: the watermark of the snapshot, with the configured slot."""
+    """The watermark of the snapshot, with the configured slot."""
     if kind != "postgres":
         raise StateError("postgres stream resume conversion called for non-postgres runtime source")
     watermark = _unsigned(fields.get("snapshot_watermark"))
@@ -271,7 +271,7 @@ def postgres_offset(kind: str, fields: Mapping[str, Any], slot: str | None) -> S
 
 
 def mysql_offset(kind: str, fields: Mapping[str, Any], _slot: str | None) -> StreamOffset:
-    """C22, C23: file and offset, typed by the source's own name; the GTID set is optional."""
+    """File and offset, with the source's own type name; the GTID set is optional."""
     file, offset, given = fields.get("binlog_file"), _unsigned(fields.get("binlog_pos")), fields.get("gtid")
     if not isinstance(file, str):
         raise CheckpointError(f"{kind} snapshot checkpoint is missing 'binlog_file'")
@@ -285,7 +285,7 @@ def mysql_offset(kind: str, fields: Mapping[str, Any], _slot: str | None) -> Str
 
 
 def sqlserver_offset(kind: str, fields: Mapping[str, Any], _slot: str | None) -> StreamOffset:
-    """C24: ten bytes; the position's text is ``0x`` and 20 upper-case digits."""
+    """Ten bytes; the text of the position is ``0x`` and 20 upper-case digits."""
     start = fields.get("lsn_start")
     if not isinstance(start, list):
         raise CheckpointError("sqlserver snapshot checkpoint is missing 'lsn_start'")
@@ -317,7 +317,7 @@ _READERS: dict[str, Callable[[str, Mapping[str, Any], str | None], StreamOffset]
 
 
 def _unsigned(value: object) -> int | None:
-    """A whole number of at most 64 bits, or None. A bool is no number, though Python says so."""
+    """A whole number of at most 64 bits, or None. A bool does not count, although it is an int in Python."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _U64:
         return value
     return None

@@ -1,4 +1,4 @@
-"""Runtime: one capture's changes for any sink, at least once, in order, with commits that mean durable.
+"""Runtime: delivers one capture's changes to any sink, at least once, in order; a commit means durable.
 
     runtime = Runtime(capture, FileCheckpointStore("state"), key="shop")
     runtime.start()
@@ -7,20 +7,19 @@
         runtime.commit(delivery.token)
     runtime.stop()
 
-The steps of a commit, of which each makes the next one safe:
+The steps of a commit, each of which makes the next one safe:
   1. the caller has made the change sets durable
   2. the checkpoint is saved (position and chunk cursor in one record); if that fails, nothing has moved
   3. the barrier moves; nothing in this step can fail
   4. the source may forget what is committed (``confirm``); if that fails, the next commit confirms it
 
-``stop`` is safe: it refuses while anything is uncommitted. ``force_stop`` is for emergencies: it hands back what was
-pulled and not committed, moves no checkpoint, and the next start delivers it again; what the caller did with it in
-between is the caller's to tell apart.
+``stop`` is safe: it refuses while anything is uncommitted. ``force_stop`` is for emergencies: it returns what was
+pulled and not committed, moves no checkpoint, and the next start delivers it again; the caller must know what it has
+already done with it.
 
-Threads: all methods may be called from any thread. A poll that waits for the source blocks nobody: a commit of
-another thread is saved at once (and confirmed when the poll is over: the source's stream belongs to one thread), and
-``stop`` and ``force_stop`` end the wait. Two polls wait for each other. ``state``, ``stats`` and ``errors`` never
-wait.
+Threads: any method from any thread. A poll that waits for the source blocks nobody: a commit from another thread is
+saved at once (and confirmed when the poll ends: the source's stream belongs to one thread), and ``stop`` and
+``force_stop`` end the wait. Two polls exclude each other. ``state``, ``stats`` and ``errors`` never wait.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ log = logging.getLogger(__name__)
 _STARTED = {RuntimeState.RUNNING: "runtime already started", RuntimeState.STOPPING: "runtime is currently stopping"}
 
 _POLL_ENDS_SECONDS = 10.0
-"""How long a stop waits for a poll whose source was closed under it."""
+"""How long a stop waits for a poll after closing its source."""
 
 
 class Runtime:
@@ -76,8 +75,8 @@ class Runtime:
         self._key = key
         self._options = options or RuntimeOptions()
         self._tracer = tracer or NullTracer()
-        # Whoever has ``_stream`` may use the source's stream, and may wait for it. ``_lock`` guards everything else;
-        # only a start keeps it while the source is asked. Both: ``_stream`` first.
+        # Holding ``_stream`` allows using the source's stream, and waiting for it. ``_lock`` guards everything else,
+        # and only a start holds it during calls to the source. To take both, take ``_stream`` first.
         self._stream = threading.RLock()
         self._lock = threading.RLock()
         self._state = RuntimeState.IDLE
@@ -103,20 +102,20 @@ class Runtime:
 
     @property
     def handoff_complete(self) -> bool:
-        """The snapshot, if there was one, is behind a durable checkpoint; from here on it is all stream."""
+        """Whether the snapshot, if there was one, has a durable checkpoint, so that only the stream is left."""
         return not self._durable.in_snapshot
 
     @property
     def schema_history(self) -> Mapping[TableId, tuple[TableSchema, ...]]:
-        """The shapes that each table was committed with, oldest first, at most ``schema_history_retention`` of each.
+        """The schemas that each table was committed with, oldest first, at most ``schema_history_retention`` of each.
 
-        They are in the checkpoint. A start tells the capture the newest ones, so that it notices what changed while no
-        process ran.
+        They are part of the checkpoint. A start passes the newest ones to the capture, so that it notices what changed
+        while no process ran.
         """
         return self._durable.schemas.tables
 
     def start(self) -> None:
-        """Idle or Stopped → Running. After an error the state is what it was, and ``start`` may be called again."""
+        """Idle or Stopped → Running. After an error the state is unchanged, and ``start`` may be called again."""
         with self._lock:
             if self._state in _STARTED:
                 raise self.errors.record("runtime.start.state", StateError(_STARTED[self._state]))
@@ -130,10 +129,10 @@ class Runtime:
             self._stream.release()
 
     def poll(self, wait_seconds: float | None = None) -> Delivery | None:
-        """What is next, or None if the source has nothing within ``wait_seconds`` (the option's value by default).
+        """The next delivery, or None if the source has nothing within ``wait_seconds`` (by default the option's value).
 
-        StateError while ``max_in_flight`` deliveries are uncommitted. An error of the source is raised; the next
-        poll connects again and goes on behind what was pulled before. None too if the runtime is stopped meanwhile.
+        StateError while ``max_in_flight`` deliveries are uncommitted. An error of the source is raised; the next poll
+        reconnects and continues after what was pulled before. Also None if the runtime is stopped meanwhile.
         """
         with self._stream:
             with self._lock:
@@ -142,7 +141,7 @@ class Runtime:
                     message = f"{self.barrier.in_flight} deliveries are uncommitted; commit before the next poll"
                     raise self.errors.record("runtime.poll.in_flight", StateError(message))
                 self._stats = replace(self._stats, last_poll_at=self._options.clock())
-            self._commit_idle()  # of the poll before: what comes now begins where the source had come to
+            self._commit_idle()  # of the previous poll: the new delivery starts where the source had come to
             try:
                 self._gather(self._options.wait_seconds if wait_seconds is None else wait_seconds)
             except Exception:
@@ -150,7 +149,7 @@ class Runtime:
                     raise
             with self._lock:
                 if self._state is not RuntimeState.RUNNING:
-                    return None  # what was pulled since is delivered again by the next run
+                    return None  # the next run delivers again what was pulled since
                 taken = self._queue.take()
                 if taken:
                     token = self.barrier.open(taken)
@@ -163,10 +162,10 @@ class Runtime:
             return None
 
     def commit(self, token: Token, prefix: int | None = None) -> None:
-        """The first ``prefix`` change sets of a delivery are durable (None: all of them).
+        """Record that the first ``prefix`` change sets of a delivery are durable (None: all of them).
 
-        Counted from the delivery's start: 2, then 5. StateError, and nothing moves, for a token or a prefix that
-        was used before. If the checkpoint cannot be saved, nothing moves and the commit can be tried again.
+        ``prefix`` counts from the start of the delivery: 2, then 5. A token or prefix that was used before is a
+        StateError, and nothing moves. If the checkpoint cannot be saved, nothing moves and the commit can be retried.
         """
         with self._lock:
             self._require_running("runtime.commit.state")
@@ -179,20 +178,20 @@ class Runtime:
             self._stats = replace(self._stats, committed=self._stats.committed + rows, last_commit_at=now)
             self._confirm_due = True
             free = self._stream.acquire(blocking=False)
-        if free:  # else the poll that has the stream confirms
+        if free:  # otherwise the poll that has the stream confirms
             try:
                 self._confirm()
             finally:
                 self._stream.release()
 
     def inject(self, change_set: ChangeSet) -> None:
-        """Deliver a change set of the embedder's own, behind everything the source has given so far."""
+        """Deliver a change set of the embedder's own, after everything that the source has returned so far."""
         with self._lock:
             self._require_running("runtime.inject.state")
             self._queue.inject(change_set)
 
     def stop(self) -> list[ChangeSet]:
-        """Running → Stopped, if nothing is uncommitted. The list is empty: it has force_stop's shape."""
+        """Running → Stopped, if nothing is uncommitted. Always returns an empty list, for symmetry with force_stop."""
         with self._lock:
             if self._may_not_stop("runtime.stop.state"):
                 return []
@@ -210,7 +209,7 @@ class Runtime:
     def force_stop(self) -> list[ChangeSet]:
         """Running → Stopped at once. Returns what was pulled and not committed, in delivery order.
 
-        An error of closing the source is recorded and not raised: it must not take the drained events with it.
+        An error from closing the source is recorded and not raised: it must not lose the drained events.
         """
         with self._lock:
             if self._may_not_stop("runtime.force_stop.state"):
@@ -225,7 +224,7 @@ class Runtime:
         return drained
 
     def _start(self) -> None:
-        """With both locks."""
+        """Call with both locks held."""
         if self._state in _STARTED:  # another thread was faster
             raise self.errors.record("runtime.start.state", StateError(_STARTED[self._state]))
         options, errors = self._options, self.errors
@@ -240,7 +239,7 @@ class Runtime:
         committed = counted.committed if counted is not None else 0
         errors.tagged("runtime.start.barrier_hydrate", lambda: self.barrier.hydrate(committed))
         if self._intake is not None:
-            if options.incremental is not None and options.snapshot_tables:  # C8
+            if options.incremental is not None and options.snapshot_tables:
                 error = ConfigError(
                     "cannot configure both snapshot_tables and incremental_snapshot; choose one startup mode",
                     remedy="Leave out snapshot_tables or incremental.",
@@ -256,7 +255,7 @@ class Runtime:
         self._tracer.checkpoint_barrier("open")
 
     def _gather(self, wait_seconds: float) -> None:
-        """Pull until a delivery is full, the source has nothing more, or it is time to deliver what is there."""
+        """Pull until a delivery is full, the source has nothing more, or it is time to deliver what there is."""
         deadline = None
         while self._intake is not None and self._state is RuntimeState.RUNNING and not self._queue.full:
             if deadline is not None and wait_seconds > 0 and self._options.clock() >= deadline:
@@ -265,7 +264,7 @@ class Runtime:
                 pulled = self._intake.pull(wait_seconds)
             except Exception:
                 if self._queue.has_pulled:
-                    return  # deliver that first; the error is recorded, and raised by the next poll if it stays
+                    return  # deliver that first; the error is recorded, and the next poll raises it if it persists
                 raise
             with self._lock:
                 if self._state is not RuntimeState.RUNNING:
@@ -285,7 +284,8 @@ class Runtime:
                 deadline = self._options.clock() + self._options.linger_seconds
 
     def _commit_idle(self) -> None:
-        """A quiet source moves on too, and may forget, as soon as nothing waits for a commit (with ``_stream``)."""
+        """Save the progress of an idle source, so that it may forget, too, once nothing waits for a commit. Needs
+        ``_stream``."""
         with self._lock:
             idle = self._idle
             if idle is None or self.barrier.in_flight or not self._queue.empty:
@@ -304,7 +304,8 @@ class Runtime:
         self._durable = progress
 
     def _confirm(self) -> None:
-        """Cumulative, so a failure is made good by the next one; the commit itself stands. With ``_stream``."""
+        """Confirm what is durable. Cumulative, so the next one makes up for a failure; the commit stands. Needs
+        ``_stream``."""
         with self._lock:
             position, self._confirm_due = self._durable.position, False
             if self._state is not RuntimeState.RUNNING:
@@ -321,7 +322,7 @@ class Runtime:
         hit("capture.after_confirm")
 
     def _may_not_stop(self, tag: str) -> bool:
-        """True if it is stopped already. StateError while another stop is under way."""
+        """True if it is stopped already. StateError while another stop is running."""
         if self._state is RuntimeState.STOPPING:
             raise self.errors.record(tag, StateError("runtime already stopping"))
         if self._state is RuntimeState.RUNNING:
@@ -330,9 +331,10 @@ class Runtime:
         return True
 
     def _shut_down(self, tag: str) -> Exception | None:
-        """From Stopping to Stopped, whatever the source does; its error is the caller's to raise or not.
+        """From Stopping to Stopped, whatever the source does. Returns its error; the caller decides whether to raise
+        it.
 
-        A poll of another thread has the stream while it waits: closing the capture ends that wait.
+        Another thread's poll may hold the stream while it waits: closing the capture ends that wait.
         """
         failed: Exception | None = None
         try:

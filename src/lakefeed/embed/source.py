@@ -1,10 +1,10 @@
-"""Intake: the source's side of a runtime. Connect, decide where to start, pull, connect again after a failure.
+"""Intake: the source's side of a runtime. It connects, decides where to start, pulls, and reconnects after a failure.
 
 The seven ways a runtime starts, from (checkpoint, options, source) to the first progress:
 
 | checkpoint           | options           | what happens                                                      |
 |----------------------|-------------------|-------------------------------------------------------------------|
-| (any)                | disabled source   | nothing is read; decided by the runtime itself                    |
+| (any)                | disabled source   | nothing is read; the runtime itself decides this                  |
 | none or stream       | incremental       | chunks beside the stream, from the checkpoint or the resume point |
 | inside a snapshot    | snapshot_tables   | the chunks that are left, then the stream                         |
 | the same, no resume  | snapshot_tables   | a warning, then as without a checkpoint                           |
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class Intake:
-    """Owns the connection and the feed. ``identity`` is the database's name for itself, known once it is open.
+    """Owns the connection and the feed. ``identity`` is that of the database, known once it is open.
 
-    Belongs to one thread at a time, but for ``interrupt``.
+    Belongs to one thread at a time, except for ``interrupt``.
     """
 
     def __init__(self, capture: ChangeCapture, options: RuntimeOptions, errors: ErrorLog) -> None:
@@ -46,7 +46,7 @@ class Intake:
         self.identity: str | None = None
 
     def open(self, checkpoint: Checkpoint | None) -> Progress:
-        """Connect and go on from ``checkpoint``. A failure on the way leaves nothing open."""
+        """Connect and continue from ``checkpoint``. If that fails, nothing stays open."""
         capture, errors = self._capture, self._errors
         found = errors.tagged("runtime.start.checkpoint", lambda: usable(checkpoint, capture, self._options))
         try:
@@ -61,19 +61,19 @@ class Intake:
         return progress
 
     def pull(self, wait_seconds: float) -> Pulled:
-        """The next of the feed. After an error the next pull connects again first."""
+        """The feed's next pull. After an error, the next call reconnects first."""
         if self._feed is None:
             raise StateError("the source is not open")
         if self._broken:
             self._errors.tagged("runtime.poll.reconnect", self.reconnect)
         feed = self._feed
-        self._broken = True  # until the pull is back: an interrupted one leaves the feed in no known state
+        self._broken = True  # until the pull returns: an interrupted one leaves the feed in an unknown state
         pulled = self._errors.tagged("runtime.poll.source", lambda: feed.pull(wait_seconds))
         self._broken = False
         return pulled
 
     def reconnect(self) -> None:
-        """The same feed, behind the last pull (what is in flight stays in flight), if it is the same database.
+        """Continue the same feed after the last pull (what is in flight stays in flight), on the same database.
 
         The source must still have what comes after the position.
         """
@@ -90,7 +90,7 @@ class Intake:
         self._feed = Feed(self._capture, progress, self._options)
 
     def interrupt(self, tag: str) -> Exception | None:
-        """From any thread: make a pull that waits return or raise. ``close`` still has to follow."""
+        """Any thread: make a waiting pull return or raise. ``close`` must still follow."""
         try:
             self._capture.close()
         except Exception as error:  # noqa: BLE001  # returned
@@ -98,7 +98,7 @@ class Intake:
         return None
 
     def close(self, tag: str) -> Exception | None:
-        """Close whatever is open. An error is recorded and returned: the caller has more to finish first."""
+        """Close whatever is open. An error is recorded and returned, because the caller has more to finish first."""
         feed, self._feed = self._feed, None
         failed: Exception | None = None
         try:
@@ -110,7 +110,7 @@ class Intake:
 
 
 def usable(checkpoint: Checkpoint | None, capture: ChangeCapture, options: RuntimeOptions) -> Checkpoint | None:
-    """C10 to C13: what of the checkpoint can be used, decided without a connection."""
+    """The part of the checkpoint that can be used; decided without a connection."""
     if checkpoint is None or not is_snapshot_checkpoint(checkpoint, source_type(capture.kind)):
         return checkpoint
     if options.incremental is not None:
@@ -124,7 +124,7 @@ def usable(checkpoint: Checkpoint | None, capture: ChangeCapture, options: Runti
 
 
 def begin(capture: ChangeCapture, checkpoint: Checkpoint | None, options: RuntimeOptions) -> Progress:
-    """Where to start, on an open capture. Asks ``continuity`` first and prepares before any snapshot read."""
+    """Where to start, on an open capture. Asks ``continuity`` first, and prepares before any snapshot read."""
     saved = None
     if checkpoint is not None:
         saved = from_checkpoint(checkpoint, source_type(capture.kind), slot=capture.slot)
@@ -136,32 +136,32 @@ def begin(capture: ChangeCapture, checkpoint: Checkpoint | None, options: Runtim
         raise lost(saved.position)
     if saved is not None:
         capture.recall(saved.schemas.newest)
-    if options.incremental is not None:  # C15
+    if options.incremental is not None:
         tables, generation = options.incremental.tables, options.incremental.generation
         cursor = saved.cursor if saved is not None else None
         if cursor is None or cursor.generation != generation:
             cursor = SnapshotCursor((), generation=generation)
         if saved is not None and set(tables) <= set(cursor.tables):
             return replace(saved, cursor=cursor)
-        prepared = prepare(capture, tables)  # tables that are new to the cursor are copied last
+        prepared = prepare(capture, tables)  # tables new to the cursor are copied last
         return replace(saved or Progress(prepared), cursor=cursor.covering(tables))
-    if saved is not None and saved.in_snapshot and saved.cursor is not None:  # C16
+    if saved is not None and saved.in_snapshot and saved.cursor is not None:
         cursor = saved.cursor.covering(options.snapshot_tables)
         if cursor is not saved.cursor:
             prepare(capture, options.snapshot_tables)
         return replace(saved, cursor=cursor)
-    if saved is not None:  # C17
+    if saved is not None:
         return saved
-    if options.snapshot_tables:  # C19
+    if options.snapshot_tables:
         position = prepare(capture, options.snapshot_tables)
         return Progress(position, SnapshotCursor(options.snapshot_tables), in_snapshot=True)
-    if resumed:  # C18: the resume point that is there, wherever it is
+    if resumed:  # from the existing resume point, wherever it is
         return Progress()
     return Progress(capture.prepare(wanted or [schema.table for schema in capture.discover()]))
 
 
 def prepare(capture: ChangeCapture, tables: Sequence[TableId]) -> Position:
-    """The resume point, for tables that exist: a name without a table is no table without rows."""
+    """Create the resume point for tables that exist: a missing table is not the same as an empty one."""
     known = [schema.table for schema in capture.discover()]
     missing = [table for table in tables if table not in known]
     if missing:
@@ -170,17 +170,17 @@ def prepare(capture: ChangeCapture, tables: Sequence[TableId]) -> Position:
 
 
 def captured(options: RuntimeOptions) -> tuple[TableId, ...]:
-    """Every table that the options name."""
+    """All tables that the options name."""
     copied = options.incremental.tables if options.incremental else options.snapshot_tables
     return tuple(dict.fromkeys((*options.tables, *copied)))
 
 
 def check_identity(capture: ChangeCapture, expected: str | None) -> None:
-    """SourceChangedError if the capture is connected to another database. None: not known (yet)."""
+    """SourceChangedError if the capture is connected to another database. None means that it is not known (yet)."""
     identity = capture.identity()
     if identity is not None and expected is not None and identity != expected:
-        raise SourceChangedError(f"the checkpoint belongs to the database {expected}, this is {identity}")
+        raise SourceChangedError(f"the checkpoint belongs to the database {expected}, but this is {identity}")
 
 
 def lost(position: Position | None) -> PositionLostError:
-    return PositionLostError(f"the checkpoint is at {position}, but the source has no resume point any more")
+    return PositionLostError(f"the checkpoint is at {position}, but the source no longer has a resume point")

@@ -1,7 +1,7 @@
-"""Checkpoint stores: in memory, for tests and streams that always start from the beginning, and in files.
+"""Checkpoint stores: in memory, for tests and for streams that always start from the beginning, and in files.
 
-A file per key, ``<directory>/<key>.json``: JSON with a checksum (``durable.pack``). The key stands inside as well, so
-that a file that was renamed or copied by hand is not taken for another stream's.
+One file per key, ``<directory>/<key>.json``: JSON with a checksum (``durable.pack``). It contains the key, too, so that
+a file that was renamed or copied by hand is not taken for another stream's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEASE = ".lease"
 
 
 class MemoryCheckpointStore:
-    """The rules of every CheckpointStore, nothing durable."""
+    """Follows the rules of every CheckpointStore; nothing is durable."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class MemoryCheckpointStore:
             return dict(sorted(self._checkpoints.items()))
 
     def damaged(self) -> Mapping[str, str]:
-        """Memory does not rot."""
+        """Always empty."""
         return {}
 
     def close(self) -> None:
@@ -80,18 +80,18 @@ class MemoryCheckpointStore:
 
 
 class FileCheckpointStore:
-    """A CheckpointStore in a directory, which it creates, and owns until ``close``.
+    """A CheckpointStore in a directory, which it creates and owns until ``close``.
 
     ``save``, crash-safe between any two steps:
-      1. the rules of ``validate_key`` and ``refuse_rewind``, against what is stored
-      2. temporary file, fsync: a crash leaves an orphan, which the next open removes
-      3. is the lease still ours? rename
-      4. fsync of the directory
-      5. the cache learns of it
-    ``fsync=False`` leaves out both fsyncs: a killed process still leaves old or new, a power cut may lose either.
+      1. apply the rules of ``validate_key`` and ``refuse_rewind`` to what is stored
+      2. write a temporary file and fsync it: a crash leaves an orphan, which the next open removes
+      3. check that the lease is still ours, and rename
+      4. fsync the directory
+      5. update the cache
+    ``fsync=False`` leaves out both fsyncs: a killed process still leaves old or new; a power cut may lose both.
 
-    ``read_only=True`` takes no lease, creates and removes nothing and caches nothing, so that status tools can read
-    while a pipeline runs: every call reads the files as they are then.
+    ``read_only=True`` takes no lease, creates, removes and caches nothing, so that status tools can read while a
+    pipeline runs: every call reads the files as they are then.
     """
 
     def __init__(self, directory: Path | str, *, fsync: bool = True, read_only: bool = False) -> None:
@@ -113,7 +113,7 @@ class FileCheckpointStore:
         except (JournalError, OSError) as error:
             raise ConfigError(f"{self._directory} cannot be a checkpoint directory: {error}") from error
         try:
-            remove_temporaries(self._directory)  # nobody else can be writing: the lease is ours
+            remove_temporaries(self._directory)  # we have the lease, so nobody else is writing
             self._cache = self._read_all()[0]
         except BaseException:
             self._lease.release()
@@ -133,7 +133,7 @@ class FileCheckpointStore:
             lease = self._require_lease()
             refuse_rewind(key, self._find(key), checkpoint)
             data = pack({"format": _FORMAT, "key": key, "checkpoint": checkpoint.to_json()})
-            self._cache.pop(key, None)  # if the write fails after its rename, the file knows and the cache does not
+            self._cache.pop(key, None)  # if the write fails after its rename, only the file is right
             replace_file(self._file(key), data, fsync=self._fsync, before_rename=lease.check)
             self._cache[key] = checkpoint
 
@@ -177,7 +177,7 @@ class FileCheckpointStore:
                 self._lease.release()
 
     def _find(self, key: str) -> Checkpoint | None:
-        """The cache first: no one else writes here. A file that it does not know was damaged, or put there by hand."""
+        """From the cache if possible: nobody else writes here. An unknown file was damaged, or put there by hand."""
         if key in self._cache:
             return self._cache[key]
         found = _read(self._file(key), key)
@@ -186,7 +186,7 @@ class FileCheckpointStore:
         return found
 
     def _read_all(self) -> tuple[dict[str, Checkpoint], dict[str, str]]:
-        """What can be read, and what is wrong with the rest: one damaged file does not stop the others."""
+        """What can be read, and what is wrong with the others: one damaged file does not affect the rest."""
         good, bad = dict(self._cache), dict[str, str]()
         for key in self._keys() - set(good):
             try:
@@ -195,7 +195,7 @@ class FileCheckpointStore:
             except LakefeedError as error:
                 bad[key] = error.message
             else:
-                if found is not None:  # None: deleted meanwhile, by the owner of a store that is only read here
+                if found is not None:  # None: deleted meanwhile by the store's owner, if this one is read-only
                     good[key] = found
         return good, bad
 
@@ -212,7 +212,7 @@ class FileCheckpointStore:
     def _require_lease(self) -> Lease:
         self._refuse_closed()
         if self._lease is None:
-            raise StateError(f"{self._directory} was opened to read only", remedy="Open it without read_only.")
+            raise StateError(f"{self._directory} was opened read-only", remedy="Open it without read_only.")
         return self._lease
 
     def _refuse_closed(self) -> None:
@@ -221,7 +221,7 @@ class FileCheckpointStore:
 
 
 def _read(path: Path, key: str) -> Checkpoint | None:
-    """The checkpoint in a file, None if there is no file. Anything else is damage, and says which file."""
+    """The checkpoint in a file; None if there is no file. Anything else is damage, and the error names the file."""
     try:
         body = unpack(path.read_bytes(), path)
     except FileNotFoundError:

@@ -1,15 +1,15 @@
-"""The source's side of a pipeline: the changes of all tables, one after the other, into the journal.
+"""The source's side of a pipeline: brings the changes of all tables, in order, into the journal.
 
-Belongs to one thread, the stream's. The order at the start is the one of ``ChangeCapture``; between any two steps the
-process may die, and the next start goes on from what is durable:
-  1. open, identity   another database than the journal's is refused before anything is changed in it, unless it
-                      shows that it continues the journal's: see ``ChangeCapture.take_over``
+Belongs to one thread, the stream's. The order at the start is that of ``ChangeCapture``; the process may die between
+any two steps, and the next start continues from what is durable:
+  1. open, identity   another database than the journal's is refused before anything is changed in it, unless it proves
+                      that it continues the journal's: see ``ChangeCapture.take_over``
   2. continuity       a position that the source has lost stops the pipeline, loudly
-  3. stage            tables that the lake does not have get a copy, before the source is touched
-  4. prepare          only if there is no resume point yet: a source without one has no stream. Otherwise tables are
+  3. stage            tables that the lake does not have get a copy, decided before the source is touched
+  4. prepare          only if there is no resume point yet: without one there is no stream. Otherwise tables are
                       prepared and copied beside the stream, see ``copies``
   5. append           a change set is durable in the journal …
-  6. notices          … what it says about tables is in their states …
+  6. notices          … the table states reflect what it says about tables …
   7. confirm          … and only then the source may forget it
 """
 
@@ -38,24 +38,24 @@ from lakefeed.journal.journal import Journal
 log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.5
-"""How long the stream may wait for changes: the time that ``stop`` may take on an idle source."""
+"""How long the stream may wait for changes, which is how long ``stop`` may take on an idle source."""
 
 _CLOSE_SECONDS = 3.0
 
 _GATHER_SECONDS, _SMALL_ROWS = 0.2, 10_000
-"""After a small change set, changes are left to gather: a busy source would otherwise be cut into thousands of tiny
-files, which a merge has to open one by one."""
+"""After a small change set, wait for more changes: otherwise a busy source would be cut into thousands of tiny files,
+which a merge has to open one by one."""
 
 _STORE_GATHER_SECONDS, _STORE_HEARTBEAT_SECONDS = 2.0, 30.0
-"""The same on an object store, where each file is a request or two, which take their time and are paid for. There the
-end of an idle source's log is written down less often, too."""
+"""The same on an object store, where each file costs one or two requests, in time and in money. For the same reason the
+position of an idle source is written less often there."""
 
 _BUSY_SECONDS, _ENDLESS_SECONDS = 1.0, 60.0
-"""When ``drain`` stops asking a source that always has more, if the source knows where its log ends, and if not."""
+"""When ``drain`` stops asking a source that always has more: if the source knows where its log ends, and if not."""
 
 
 def source_forgot(end: Position | None) -> PositionLostError:
-    """The journal goes on from ``end``, and the source has no resume point any more."""
+    """The journal continues from ``end``, but the source no longer has a resume point."""
     return PositionLostError(
         f"the journal ends at {end}, but the source knows nothing of this pipeline",
         remedy="Restore the source; or begin again, which copies every table: lakefeed uninstall FILE, then "
@@ -95,7 +95,7 @@ class CaptureSide:
         self._heartbeat_at = float("-inf")
         self._confirm_backoff = Backoff(1.0, 60.0)
         self.confirm_error: LakefeedError | None = None
-        """Why the source does not accept confirmations. They are sent again; its log grows meanwhile."""
+        """Why the source does not accept confirmations. They are sent again; meanwhile its log grows."""
 
     def open(self) -> None:
         """Steps 1 to 4."""
@@ -111,39 +111,41 @@ class CaptureSide:
         if continuity is Continuity.FRESH:
             for state in followed:
                 self._states.stage(state.route, reason="the source has no resume point")
-        # Blocked tables too: the source then knows that they are ours, and reports what is wrong with them now.
+        # Blocked tables, too: then the source knows that they belong to us, and reports what is wrong with them now.
         known = {state.source for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED)}
         schemas = [self._journal.latest_schema(source) for source in sorted(known)]
         self._capture.recall([schema.whole for schema in schemas if schema is not None])
         self._shape.recall(schema for schema in schemas if schema is not None)
         if self._journal.head > 0:
-            # The process may have died between the append of the newest change set and its notices.
+            # The process may have died between appending the newest change set and acting on its notices.
             self._states.act_on(self._journal.commit(self._journal.head))
         self._copies.begin()
         if continuity is Continuity.FRESH:
             if not self._copies.enrol():
-                self._capture.prepare(())  # no table can be copied now; the stream needs its resume point all the same
+                self._capture.prepare(())  # no table can be copied now, but the stream needs its resume point
             identity = self._capture.identity()
             if identity is not None:
                 self._journal.adopt(identity)
 
     def _take_over(self, identity: str) -> None:
-        """After a fail-over the source has another identity. Where it shows that it goes on from where the journal
-        ends, the journal belongs to it from now on; a crash in here leaves what is judged in the same way again."""
+        """After a fail-over the source has another identity. If it proves that it continues from where the journal
+        ends, the journal belongs to it from now on; after a crash in here, the next start decides the same way
+        again."""
         known, end = self._journal.identity, self._journal.end
         if known in (None, identity) or end is None:
             return
         position = self._capture.take_over(known, end)
         if position > end:
-            self._journal.append(ChangeSet(end, position))  # nothing lies between
+            self._journal.append(ChangeSet(end, position))  # nothing lies in between
         self._journal.adopt(identity, succeeds=known)
         log.warning("%s took over from %s; capture goes on at %s without a copy", identity, known, position)
 
     def close(self) -> None:
-        """What was not confirmed is delivered again after the next ``open``. May be called from any thread.
+        """Close the source. What was not confirmed is delivered again after the next ``open``. Any thread may call
+        this.
 
-        An error of it is only logged: there may be one already that is tried again, and nothing is lost by this one.
-        A source that does not let itself be closed in time is left to its thread.
+        An error is only logged: there may already be one that is retried, and this one loses nothing. A source that
+        does not close in time is left to its thread.
         """
 
         def close() -> None:
@@ -158,7 +160,7 @@ class CaptureSide:
             self._closing.join(_CLOSE_SECONDS)
 
     def stream(self, over: threading.Event, wait_for_room: Callable[[], None], captured: Callable[[], None]) -> None:
-        """Steps 5 to 7 until ``over``. ``wait_for_room`` is called before each change set, ``captured`` after it."""
+        """Steps 5 to 7 until ``over``. Calls ``wait_for_room`` before each change set, and ``captured`` after it."""
         while not over.is_set():
             wait_for_room()
             for change_set in self._live(_WAIT_SECONDS):
@@ -172,7 +174,7 @@ class CaptureSide:
                     if commit.rows < _SMALL_ROWS:
                         over.wait(self._gather_seconds)
                 elif self._leaving():
-                    self.drain()  # only without a wait "nothing" means that nothing is left
+                    self.drain()  # only without a wait, "nothing" means that nothing is left
                     captured()
                     break
                 wait_for_room()
@@ -182,15 +184,15 @@ class CaptureSide:
                 over.wait(_WAIT_SECONDS)
 
     def _repair(self, captured: Callable[[], None]) -> None:
-        """Between two change sets, a step of what is asked for by ``repair`` and ``resnapshot``: see there."""
+        """Between two change sets, one step of what ``repair`` and ``resnapshot`` have requested: see there."""
         for work in (self._repairs, self._resnapshots):
             if work is not None and (commit := work.turn()) is not None:
                 self._listener.captured(commit)
                 captured()
 
     def repair(self) -> None:
-        """Carry out every repair and resnapshot that is asked for now: the drain in between brings the changes that it
-        waits for. Not beside ``stream``. What is not done after a minute is done by the next call."""
+        """Carry out all requested repairs and resnapshots now; draining in between brings the changes that they wait
+        for. Not beside ``stream``. After a minute, the rest is left to the next call."""
         until = time.monotonic() + _ENDLESS_SECONDS
         for work in (self._repairs, self._resnapshots):
             while work is not None and work.has_work and time.monotonic() < until:
@@ -201,11 +203,12 @@ class CaptureSide:
                     self.drain()
 
     def drain(self, has_room: Callable[[], bool] = lambda: True) -> int:
-        """Steps 5 to 7 for everything that is committed in the source before the call. Returns the change sets.
+        """Steps 5 to 7 for everything that is committed in the source before the call. Returns the number of change
+        sets.
 
-        A heartbeat without a wait means that nothing is left, unless it moves on and is not at the log's end yet. A
-        source that is written to all the time gives none; then the log's end at the call is where this stops.
-        ``has_room`` is asked after each change set: without room, this stops before that.
+        Without a wait, a heartbeat means that nothing is left, unless it moves the position and has not reached the end
+        of the log. A source that is written to all the time sends none; then this stops at the end of the log at the
+        time of the call. ``has_room`` is asked after each change set; without room, this stops earlier.
         """
         end, captured, started = self._capture.end(), 0, time.monotonic()
         for change_set in self._live(0.0):
@@ -221,21 +224,21 @@ class CaptureSide:
             if end is not None and seconds > _BUSY_SECONDS and commit.end >= end:
                 break
             if not has_room() or (end is None and seconds > _ENDLESS_SECONDS and commit.rows < _SMALL_ROWS):
-                self._changes = None  # the next heartbeat would be about this call, and not about the next one
+                self._changes = None  # its next heartbeat would refer to this call, not to the next one
                 return captured
-        # Tables that had left before the call have had their last change.
+        # Tables that had left before the call have received their last change.
         for state in self._leaving():
             self._states.update_if(state, last_change_set=self._journal.head)
         return captured
 
     def _live(self, wait_seconds: float) -> Iterator[ChangeSet]:
-        """The capture's iterator, the same one as long as the wait is the same: a new one may cost a new reading."""
+        """The capture's iterator, reused while the wait is the same: a new one may have to connect again."""
         while True:
             if self._changes is None or self._changes_wait != wait_seconds:
                 self._changes = self._capture.live(self._journal.end, wait_seconds=wait_seconds)
                 self._changes_wait = wait_seconds
             change_set = next(self._changes, None)
-            if change_set is None:  # the capture ended its iterator, which a real source's does not
+            if change_set is None:  # the capture ended its iterator, which a real source never does
                 self._changes = None
                 return
             yield change_set
@@ -259,7 +262,7 @@ class CaptureSide:
         return commit
 
     def _confirm(self) -> None:
-        """Cumulative: a confirm that fails is made good by a later one. It is reported until then."""
+        """Confirm the journal's end. Cumulative: a later one makes up for a failure, which is reported until then."""
         position = self._journal.end
         if position is None or position == self._confirmed or not self._confirm_backoff.is_over:
             return
@@ -275,13 +278,13 @@ class CaptureSide:
             )
             log.warning("%s", self.confirm_error)
             self._listener.retrying(self.confirm_error, self._confirm_backoff.failed())
-            self._changes = None  # the capture may have gone back to what is confirmed; the journal has more
+            self._changes = None  # the capture may have gone back to what is confirmed, but the journal has more
             return
         self._confirm_backoff.reset()
         self._confirmed, self.confirm_error = position, None
         hit("capture.after_confirm")
 
     def _leaving(self) -> list[TableState]:
-        """Tables that have left, and may have changes that the source has yet to deliver."""
+        """Tables that have left, but may have changes that the source still has to deliver."""
         live = self._states.in_phase(Phase.LIVE)
         return [state for state in live if state.leaving and state.last_change_set is None]

@@ -1,20 +1,20 @@
 """Which tables take part, and their copies: discover, prepare, plan, read. Beside the stream, never in its way.
 
-Belongs to one thread at a time, which in ``run`` is a thread of its own (``ChangeCapture`` has the contract). The order
-of one copy, of which each step makes the next one safe while the stream appends to the journal at the same time:
+Belongs to one thread at a time; in ``run`` that is a thread of its own (``ChangeCapture`` has the contract). The steps
+of one copy, each of which makes the next one safe while the stream appends to the journal at the same time:
   1. STAGED    the copy is decided, durably, before the source is touched
-  2. prepare   from here on every change of the table is in the source's log, and so in a later change set
-  3. base      the journal's head is read, and only then
+  2. prepare   from here on the source's log, and so a later change set, has every change of the table
+  3. base      the journal's head is read, not before this step
   4. plan      the capture says which chunks to read, no older than what the stream has delivered by now
-  5. COPYING   base and plan are durable; nothing is trimmed between 3 and here, so that the journal goes on from base
+  5. COPYING   base and plan are durable; nothing is trimmed between 3 and 5, so that the journal continues from base
   6. read      each chunk is read at some state of the source, none older than the plan
-  7. LIVE      the rows are in the lake table, whose commit records ``applied = base``
+  7. LIVE      the lake table has the rows, and its commit records ``applied = base``
 
-Why that is right: a change set up to base was delivered before the plan, so its changes are inside every chunk. A
-change set after base is applied on top, whether a chunk has its changes already or not: the journal has every change of
-the table since 2, and a change that is applied to a row that has it leaves the row as it is. It does not matter how
-far the stream moves between 3 and 7: base only ever is too low, which costs a second application, and never too high,
-which would lose changes. A notice that comes between 3 and 7 is in the table's first window, or stages it again.
+Why this is right: change sets up to base were delivered before the plan, so every chunk includes their changes. Change
+sets after base are applied on top, whether or not a chunk already has their changes: the journal has every change of
+the table since 2, and applying a change to a row that already has it leaves the row as it is. How far the stream moves
+between 3 and 7 does not matter: base can only be too low, which costs applying changes twice, and never too high, which
+would lose changes. A notice between 3 and 7 is in the table's first window, or stages the table again.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from lakefeed.lake.spark.error import explained
 log = logging.getLogger(__name__)
 
 _A_TABLES_OWN = (SourceSetupError, TableStoppedError, DecodeError)
-"""Errors of ``prepare`` and ``snapshot`` that are one table's, and must not stop the others."""
+"""Errors of ``prepare`` and ``snapshot`` that concern one table, and must not stop the others."""
 
 _APPLYING_SECONDS = 0.05
 
 
 class _Stopped(BaseException):  # nothing is wrong, and no handler of errors is to take it for one
-    """The copy stops after the chunk group that was under way. It goes on the next time."""
+    """The copy stops after the current group of chunks. It continues the next time."""
 
 
 def wanted_of_source(choices: Choices, journal: Journal, states: TableStates) -> Choices:
-    """The rules, with the types that tables have by now: they keep them until somebody rebuilds them."""
+    """The rules, with the types that tables have now: they keep them until somebody rebuilds them."""
     kept = {state.source for state in states.all().values() if not state.renewed or state.phase is not Phase.STAGED}
     schemas = [journal.latest_schema(source) for source in sorted(kept)]
     return choices.keeping([schema.whole for schema in schemas if schema is not None])
 
 
 class TableCopies:
-    """See the module. ``tables`` says what the lake has: whether a table needs a copy is the lake's answer.
+    """See the module. ``tables`` says what the lake has: the lake decides whether a table needs a copy.
 
-    ``is_applying``: the lake's side is writing to that lake table right now (to a life of it that has ended).
-    ``report`` is called while rows arrive: the process is alive.
+    ``is_applying``: whether the lake's side is writing to that lake table right now (to an earlier generation of it).
+    ``report`` is called while rows arrive, to show that the process is alive.
     """
 
     def __init__(
@@ -99,22 +99,22 @@ class TableCopies:
         self._planned: set[TableId] = set()
         self._refusals: set[tuple[TableId, int]] = set()
         self.clashes: tuple[Clash, ...] = ()
-        """Lake tables that a second source table is to feed, as of the last ``enrol``. Any thread."""
+        """Second source tables for a lake table that already has one, as of the last ``enrol``. Any thread."""
         self._planning = threading.Event()
 
     @property
     def is_planning(self) -> bool:
-        """A base is chosen and not durable yet (steps 3 to 5): nothing may be trimmed. Any thread."""
+        """Whether a base is chosen and not durable yet (steps 3 to 5), so that nothing may be trimmed. Any thread."""
         return self._planning.is_set()
 
     def begin(self) -> None:
-        """At a start, before the stream: what changed in the configuration, the source and the lake meanwhile.
+        """Called at a start, before the stream: finds what changed in configuration, source and lake meanwhile.
 
-        A table that is dropped while we run is reported by the stream, after its last changes.
+        The stream itself reports a table that is dropped while it runs, after the table's last changes.
         """
         schemas = self._capture.discover()
         there = {schema.table for schema in schemas}
-        # What a rule has once matched is no mistake in the file: a column that is gone is its table's own trouble.
+        # A rule that has matched before is not a mistake in the file: a missing column concerns its table only.
         sources = {state.source for state in self._states.all().values()}
         known = [one.whole for source in sources for one in self._journal.schemas.versions(source).values()]
         unused = self._tables.unused([*schemas, *known])
@@ -123,7 +123,7 @@ class TableCopies:
         for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
             if state.last_change_set is None and state.source not in there:
                 self._end(state)
-            elif state.last_change_set is None and state.leaving:  # there again, and a new table: this one has ended
+            elif state.last_change_set is None and state.leaving:  # it exists again, as a new table: the old one ended
                 self._states.update(state.table, last_change_set=self._journal.head)
         for state in self._states.in_phase(Phase.COPYING, Phase.LIVE):
             self._require_same_columns(state)
@@ -137,8 +137,8 @@ class TableCopies:
     def enrol(self) -> bool:
         """Steps 1 to 5 for tables that are new to the pipeline and for all that are staged.
 
-        A table that cannot be prepared or planned, twice, is blocked, with the reason and the remedy; the others go on.
-        Returns whether there is something new to copy.
+        A table that cannot be prepared or planned, twice, is blocked, with reason and remedy; the others go on. Returns
+        whether there is something new to copy.
         """
         self._end_copies()
         there = {schema.table for schema in self._capture.discover()}
@@ -175,11 +175,11 @@ class TableCopies:
 
     @property
     def has_staged(self) -> bool:
-        """Some table waits for ``enrol``: it must be copied, or copied again."""
+        """Whether some table waits for ``enrol``, to be copied for the first time or again."""
         return any(not self._errors.is_held(state.table) for state in self._states.in_phase(Phase.STAGED))
 
     def load(self, is_stopping: Callable[[], bool] = lambda: False) -> CycleResult:
-        """Steps 6 and 7 for every table that is planned. Stops after the chunk group under way."""
+        """Steps 6 and 7 for every planned table. Stops after the current group of chunks."""
         results: dict[TableId, TableResult] = {}
         try:
             for state in self._states.in_phase(Phase.COPYING):
@@ -194,13 +194,13 @@ class TableCopies:
         return CycleResult.of(results, self._journal.end)
 
     def _require_same_columns(self, state: TableState) -> None:
-        """ConfigError if the configuration takes other columns of a table than it did: what the lake has would be
-        columns that are not to be there, or rows without those that are."""
+        """ConfigError if the configuration now takes other columns of a table than before: the lake would have columns
+        that it should not have, or rows without those that it should."""
         taken = self._journal.latest_schema(state.source)
         wanted = taken and self._shape.schema(taken.whole)
         if taken is not None and wanted is not None and taken.columns != wanted.columns:
             was, now = ((", ".join(one.names)) for one in (taken, wanted))
-            if taken.names == wanted.names:  # masks before the journal have changed
+            if taken.names == wanted.names:  # the masks before the journal have changed
                 was, now = (
                     (", ".join(f"{column.name} {column.type}" for column in one.columns)) for one in (taken, wanted)
                 )
@@ -212,26 +212,27 @@ class TableCopies:
             )
         if taken is not None and (unfit := self._tables.choices.of(state.source).unfit_type(taken.whole)) is not None:
             raise ConfigError(
-                f"lake table {state.table} is not as its rule says by now: {unfit[0]}",
+                f"lake table {state.table} no longer matches its rule: {unfit[0]}",
                 remedy=f"{unfit[1]} Or copy the table again: lakefeed rebuild FILE {state.table} --from-source",
             )
 
     def _end(self, state: TableState) -> None:
-        """A table that the source does not offer: it is blocked if the source says what is wrong with it.
+        """Handle a table that the source does not offer: block it if the source says what is wrong with it.
 
-        The source may have changes of it yet to deliver, and the journal some that the lake table does not have.
+        The source may still have to deliver changes of it, and the journal may have some that the lake table lacks.
         """
         found = [finding for finding in self._capture.check() if finding.table == state.source]
         if found:
             self._states.update(state.table, phase=Phase.BLOCKED, reason=found[0].problem, remedy=found[0].remedy)
             return
-        # One that is not wanted any more gets no more than what was captured while it was.
+        # A table that is no longer wanted gets only what was captured while it was.
         last = None if self._capture.wants(state.source) else self._journal.head
-        reason = "no table pattern of the configuration matches its source table, or the source has it no more"
+        reason = "no table pattern of the configuration matches its source table, or the source no longer has it"
         self._states.leave(state.table, reason, last_change_set=last)
 
     def _is_gone(self, state: TableState) -> bool:
-        """Has the lake no such table any more? One that cannot be read is there: its next sync fails, and says why."""
+        """Whether the lake no longer has the table. One that cannot be read exists: its next sync fails and says
+        why."""
         try:
             return self._tables.table(state.route).applied(state.generation) is None
         except CONCERNS_ALL:
@@ -241,7 +242,7 @@ class TableCopies:
             return False
 
     def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:
-        """Step 2: all at once if the source lets us; one by one to find the table that it does not."""
+        """Step 2: all at once if the source allows it; otherwise one by one, to find the table that it refuses."""
         if not staged:
             return
         try:
@@ -257,7 +258,7 @@ class TableCopies:
             yield state, low
 
     def _plan(self, state: TableState, low: Position) -> bool:
-        """Steps 3 to 5. Nothing is done if the stream has dropped or blocked the table meanwhile."""
+        """Steps 3 to 5. Does nothing if the stream has dropped or blocked the table meanwhile."""
         self._planning.set()
         try:
             base = self._journal.head
@@ -283,16 +284,16 @@ class TableCopies:
         except _A_TABLES_OWN as error:
             self._refused(state, error)
             return False
-        except StateError as error:  # prepared above, and the stream has found it dropped and made again since
+        except StateError as error:  # prepared above, but since then the stream has found it dropped and re-created
             self._refused(state, error)
             return False
         finally:
             self._planning.clear()
 
     def _refused(self, state: TableState, error: LakefeedError) -> None:
-        """The source does not prepare or plan the table. It is tried once more, then it is blocked.
+        """The source refuses to prepare or plan the table. It is tried once more, then blocked.
 
-        Somebody may have dropped or altered it since it was discovered; the next ``enrol`` sees what it is now.
+        Somebody may have dropped or altered it since it was discovered; the next ``enrol`` sees its current state.
         """
         if (state.table, state.generation) in self._refusals:
             self._states.update_if(state, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
@@ -301,7 +302,7 @@ class TableCopies:
             log.warning("table %s cannot be copied and is tried once more: %s", state.table, error.message)
 
     def _copy(self, state: TableState, is_stopping: Callable[[], bool]) -> TableResult:
-        """Steps 6 and 7 for one table. Its error is in the result; it is tried again."""
+        """Steps 6 and 7 for one table. Its error is in the result; it is retried."""
         assert state.schema is not None  # noqa: S101  # a COPYING state has its plan
 
         def progress(rows: int) -> None:
@@ -327,7 +328,7 @@ class TableCopies:
             )
             loaded = self._tables.table(state.route).load(copy, progress)
         except (DecodeError, TableStoppedError) as error:
-            # The table may have changed under the plan: it is planned again, and that plan will know.
+            # The table may have changed under the plan: it is planned again, from its new definition.
             self._states.stage_if(state, reason=error.message)
             return TableResult(applied=0, error=error.message, remedy=error.remedy)
         except Exception as error:  # one table must not stop the others
@@ -335,13 +336,14 @@ class TableCopies:
             if isinstance(failed, CONCERNS_ALL) and failed is not error:
                 raise failed from error
             return TableResult(applied=0, error=failed.message, remedy=failed.remedy)
-        # If it was staged again meanwhile, this copy is out of date.
+        # If it was staged again meanwhile, this copy is obsolete.
         self._states.update_if(state, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
         self._listener.snapshot_done(state.table, loaded.rows, time.monotonic() - started)
         return TableResult(applied=state.base, counts=Counts(inserted=loaded.rows))
 
     def _end_copies(self) -> None:
-        """Tell the source which of the copies planned here are over: it may let go of what it keeps open for them."""
+        """Tell the source which of the copies planned here are over, so that it releases what it keeps open for
+        them."""
         copying = {state.source for state in self._states.in_phase(Phase.COPYING)}
         for table in self._planned - copying:
             self._capture.copied(table)

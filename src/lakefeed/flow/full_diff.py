@@ -1,10 +1,10 @@
 """Full comparisons of a pipeline: which rows of the lake the source no longer has, for captures that see no deletes.
 
-A comparison runs beside the syncs, in any process, without the lease. It changes neither the lake nor the journal: what
-it finds is handed to the capture, which reads each row and delivers it like every other change. Steps:
-  1. plan      the chunks of the source's keys; durable, so that an interrupted comparison goes on with what is missing
+A comparison runs beside the syncs, in any process, without the lease. It changes neither the lake nor the journal: it
+passes what it finds to the capture, which reads each row and delivers it like any other change. Steps:
+  1. plan      the chunks of the source's keys; durable, so that an interrupted comparison continues with the rest
   2. compare   on Spark, see ``lake.full_diff``
-  3. record    how it went, for ``status`` and for the next time that it is due
+  3. record    the result, for ``status`` and for when the next one is due
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from lakefeed.storage.location import storage_at
 log = logging.getLogger(__name__)
 
 _PLAN_SECONDS = 86_400.0
-"""The oldest plan that a comparison resumes: what was read of the source gets older, and finds less and less."""
+"""The oldest plan that a comparison resumes: what was read from the source ages, and finds less and less."""
 CHUNK_ROWS = 1_000_000
 _CHECK_SECONDS, _AGAIN_SECONDS = 1.0, 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffPlan:
-    """A comparison that has begun: ``number`` is when, in milliseconds, and names what it leaves on disk.
+    """A comparison that has begun: ``number`` is its start in milliseconds, and names what it leaves on disk.
 
-    ``generation`` is the lake table's life that is compared, ``chunks`` are what is read of the source.
+    ``generation`` is that of the compared lake table, ``chunks`` are what is read from the source.
     """
 
     number: int
@@ -63,10 +63,10 @@ class DiffPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """How the last comparison of a table went. ``at`` is when it ended, in seconds since 1970.
+    """The result of the last comparison of a table. ``at`` is when it ended, in seconds since 1970.
 
-    ``began`` is when it was planned: of what was deleted after that, it may have found some, and need not.
-    ``error`` says why it was refused or failed, ``remedy`` what to do about it.
+    ``began`` is when it was planned: it may or may not have found what was deleted after that. ``error`` says why it
+    was refused or failed, ``remedy`` what to do about it.
     """
 
     at: float
@@ -79,7 +79,7 @@ class Compared:
     error: str | None = None
     remedy: str | None = None
     failed: bool = False
-    """It did not come to its end, and is tried again soon. A refusal is an end."""
+    """It did not finish, and is tried again soon. A refusal counts as finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +89,14 @@ class DiffRecord:
 
 
 class DiffStore:
-    """The records of one pipeline, below its directory ``root``."""
+    """The records of one pipeline, in its directory ``root``."""
 
     def __init__(self, root: Path | str | Storage) -> None:
         self._files = storage_at(root).below("full-diff")
 
     @property
     def directory(self) -> Path:
-        """Where comparisons work. ConfigError in an object store: a lock and Spark's tasks need a directory."""
+        """Where comparisons work. ConfigError in an object store: a lock and Spark tasks need a directory."""
         if self._files.directory is None:
             raise ConfigError(
                 "a full comparison needs the journal in a directory, and it is in an object store",
@@ -136,7 +136,7 @@ class DiffStore:
 
     @contextmanager
     def alone(self, table: TableId) -> Iterator[None]:
-        """The right to compare the table, over all processes. LeaseError if another does it right now."""
+        """The right to compare the table, across processes. LeaseError if another process is comparing it."""
         make_directory(self.directory)
         with (self.directory / f".{quote(str(table), safe=' .')}.lock").open("a") as file:
             try:
@@ -151,11 +151,11 @@ class DiffStore:
 
 
 class Interrupted(BaseException):  # nothing is wrong, and no handler of errors is to take it for one
-    """The comparison stops here. It goes on the next time."""
+    """The comparison stops here. It continues the next time."""
 
 
 class FullDiffs:
-    """The comparisons of one pipeline. ConfigError from ``of`` for a capture that has nothing to compare."""
+    """The comparisons of one pipeline. ``of`` raises ConfigError for a capture that has nothing to compare."""
 
     def __init__(
         self, root: Path | Storage, capture: Comparable, states: TableStates, tables: TableFormat, listener: Listener
@@ -181,7 +181,7 @@ class FullDiffs:
         return cls(root, capture, states, tables, listener)
 
     def chosen(self, names: Sequence[str]) -> list[TableState]:
-        """One lake table for each source table that is named, by either name; all without a name."""
+        """One lake table for each source table named, by either name; all if none is named."""
         found = self._comparable()
         chosen = [] if names else list(found.values())
         for table in map(TableId.parse, names):
@@ -195,7 +195,7 @@ class FullDiffs:
         return chosen
 
     def due(self) -> list[TableState]:
-        """Those whose rule says that they are to be compared by now."""
+        """Those whose rule says that a comparison is due."""
         found = []
         for state in self._comparable().values():
             rule, last = self._capture.full_diff(state.source), self._store.load(state.source).last
@@ -203,7 +203,7 @@ class FullDiffs:
                 continue
             if last is not None and last.failed:
                 due_at = last.at + min(rule.every_seconds, _AGAIN_SECONDS)
-            else:  # the copy itself was a comparison: its time counts like one
+            else:  # the copy itself counts as a comparison
                 due_at = max(last.began if last is not None else 0.0, state.generation / 1000) + rule.every_seconds
             if due_at <= time.time():
                 found.append(state)
@@ -217,9 +217,9 @@ class FullDiffs:
         resume: bool = True,
         over: threading.Event | None = None,
     ) -> FullDiffResult:
-        """Compare one table now. Step 3 records how it went, whatever happens. ``over`` interrupts it.
+        """Compare one table now. Step 3 records the result, whatever happens. ``over`` interrupts it.
 
-        ``resume``: go on with an interrupted comparison, which finds what was deleted before that one began.
+        ``resume``: continue an interrupted comparison, which finds what was deleted before it began.
         """
         table = state.source
         rule = self._capture.full_diff(table) or FullDiff()
@@ -232,7 +232,7 @@ class FullDiffs:
                 result = self._compare(state, rule, over)
             except Exception as error:
                 failure = explained(error, table)
-                # What may pass goes on with the same plan. Anything else may be the plan's fault: the next try plans.
+                # After a transient error, continue with the same plan. Any other error may be the plan's fault.
                 plan = self._store.load(table).plan if failure.retry is Retry.BACKOFF else None
                 now = time.time()
                 last = Compared(at=now, began=now, error=failure.message, remedy=failure.remedy, failed=True)
@@ -251,7 +251,7 @@ class FullDiffs:
         return {state.source: state for state in sorted(live, key=lambda state: state.table, reverse=True)}
 
     def _compare(self, state: TableState, rule: FullDiff, over: threading.Event | None) -> FullDiffResult:
-        """Steps 1 and 2. An interrupted comparison goes on with its plan if that is young and asks for the same."""
+        """Steps 1 and 2. Continues the plan of an interrupted comparison if it is recent and has the same options."""
         table = state.source
         applied = self._tables.table(state.route).applied(state.generation)
         if applied is None:
@@ -260,8 +260,8 @@ class FullDiffs:
             schema = journal.schema(table, applied.schema_version)
         if self._shape.masks_key(schema.whole):
             raise StateError(
-                f"table {table} cannot be compared: its key is masked before the journal, so no row of the "
-                "source can be found by it",
+                f"table {table} cannot be compared: its key is masked before the journal, so rows of the "
+                "source cannot be found by it",
                 remedy="Mask the key without sensitive, or find deletes by soft_delete.",
             )
         before, now = self._store.load(table), time.time_ns() // 1_000_000
@@ -307,7 +307,7 @@ class FullDiffs:
 
 
 class FullDiffThread:
-    """Compares what is due, in a thread and Spark sessions of its own, until ``stop``. Never stops a sync."""
+    """Compares what is due, in its own thread and Spark sessions, until ``stop``. Never stops a sync."""
 
     def __init__(self, diffs: FullDiffs | None, listener: Listener) -> None:
         self._diffs = diffs
@@ -323,9 +323,9 @@ class FullDiffThread:
             self._thread.start()
 
     def stop(self, seconds: float | None = None) -> bool:
-        """End after the Spark jobs under way; what is left of the comparison is done the next time.
+        """End after the current Spark jobs; the rest of the comparison is done the next time.
 
-        Waits for that, at most so long; returns whether it has ended.
+        Waits for that up to ``seconds``; returns whether it has ended.
         """
         self._over.set()
         if self._thread is not None:
@@ -345,15 +345,15 @@ class FullDiffThread:
                 except Interrupted:
                     return
                 except LeaseError:
-                    continue  # somebody does it by hand right now
-                except Exception as error:  # noqa: BLE001  # a comparison is never worth stopping a pipeline for
+                    continue  # somebody is comparing it by hand
+                except Exception as error:  # noqa: BLE001  # a comparison must never stop a pipeline
                     log.warning("the comparison of %s failed and is tried again: %s", state.source, error)
                     if isinstance(error, LakefeedError):
                         self._listener.table_error(state.source, error.message, error.remedy)
 
 
 def compared(result: FullDiffResult, began: float) -> Compared:
-    """What is kept of a result."""
+    """The part of a result that is kept."""
     return Compared(
         at=time.time(),
         began=began,

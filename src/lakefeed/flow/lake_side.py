@@ -1,8 +1,8 @@
-"""The lake's side of a pipeline: the journal onto the live tables, then trim.
+"""The lake's side of a pipeline: applies the journal to the live tables, then trims it.
 
-Belongs to one thread at a time; it runs beside the stream, which only ever adds to the journal, and beside the copies,
-which work on other tables. Nothing here moves progress by itself: a table's own commit does, and what is trimmed is
-what every table has.
+Belongs to one thread at a time. It runs beside the stream, which only ever adds to the journal, and beside the copies,
+which work on other tables. Nothing here moves progress by itself: a table's own commit does, and only what every table
+has is trimmed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lakefeed.lake.engine import Engine, Enrolled
 log = logging.getLogger(__name__)
 
 TRIM_EVERY = 64
-"""Change sets between two trims: trimming lists directories and writes the states, a sync should not."""
+"""Change sets between two trims: a trim lists directories and writes the states, which a sync should not."""
 
 
 _RECOPY_SECONDS = (5.0, 3600.0)
-"""The first and the longest pause between copies of a table that none of them helps."""
+"""The first and the longest pause between copies of a table that copying does not help."""
 
 
 class LakeSide:
@@ -59,23 +59,23 @@ class LakeSide:
         self._engine = Engine(tables, journal, self._enrolled, parallel=parallel)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
-        self._recopies: dict[TableId, Backoff] = {}  # when each may be copied again that its copies do not help
+        self._recopies: dict[TableId, Backoff] = {}  # pauses of tables that their copies do not help
         self.ended = False
         """The last sync has brought a table to its end. If its name is used again, that is a new table."""
 
     def is_applying(self, table: TableId) -> bool:
-        """The sync under way may be writing to that lake table. Any thread."""
+        """Whether the current sync may be writing to that lake table. Any thread."""
         return table in self._applying
 
     @property
     def is_full(self) -> bool:
-        """More of the journal than ``max_backlog_bytes`` waits for some table. Any thread."""
+        """Whether more than ``max_backlog_bytes`` of the journal wait for some table. Any thread."""
         return self._journal.backlog_bytes(self._complete_everywhere()) > self._most_bytes
 
     def backlog(self) -> tuple[int, float]:
-        """What waits in the journal for live tables: bytes on disk, and since how many seconds the oldest. Any thread.
+        """What waits in the journal for live tables: bytes on disk, and the age of the oldest in seconds. Any thread.
 
-        A table that no sync has asked yet counts as complete: nobody knows what it has.
+        A table that no sync has asked yet counts as complete, because it is not known what it has.
         """
         live = self._states.in_phase(Phase.LIVE)
         known = (self._engine.known(state.table, state.generation) for state in live)
@@ -88,7 +88,7 @@ class LakeSide:
     def full_error(self, *, is_running: bool = False) -> LakeError | None:
         """Why capture waits, if the backlog is full because of tables that cannot be written. Any thread.
 
-        ``is_running``: the tables are tried again, so that the error says what comes next.
+        ``is_running``: the tables are retried, so the error says what happens next.
         """
         failed = self._errors.all()
         if not failed or not self.is_full:
@@ -106,18 +106,18 @@ class LakeSide:
         )
 
     def sync(self) -> CycleResult:
-        """Apply what is new, trim what all have."""
+        """Apply what is new, trim what all tables have."""
         try:
             synced = self._engine.sync_once()
             applied = self._applying
         finally:
             self._applying = frozenset()
         for table in sorted(applied, key=lambda table: table not in synced.tables or not synced.tables[table].error):
-            result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
+            result = synced.tables.get(table)  # failed tables come first: see ``TableErrors.is_its_own``
             if result is None:
-                self._errors.forget(table)  # it has everything, whatever its last commit answered
+                self._errors.forget(table)  # it has everything, whatever its last commit returned
             elif result.rebuild is not None and self._copies_again(table, result.rebuild):
-                # A new life of the table, which the copies' thread plans in its next turn.
+                # A new generation of the table, which the copies' thread plans in its next turn.
                 state = self._states.get(table)
                 if state is not None and state.phase is Phase.LIVE:
                     self._states.stage_if(state, reason=result.error or "")
@@ -135,7 +135,7 @@ class LakeSide:
                 self.ended = self._states.update_if(state, phase=Phase.DROPPED) or self.ended
         self.trim(at_least=1 if self._let_go() else TRIM_EVERY)
         results = dict(synced.tables)
-        for state in self._states.in_phase(Phase.BLOCKED):  # here or by the source's side; each is reported once
+        for state in self._states.in_phase(Phase.BLOCKED):  # by either side; each is reported once
             if (state.table, state.generation) not in self._reported:
                 self._reported.add((state.table, state.generation))
                 self._listener.table_error(state.table, state.reason, state.remedy)
@@ -143,9 +143,9 @@ class LakeSide:
         return CycleResult.of(results, self._journal.end if results else None, last_seq=synced.last_seq)
 
     def _copies_again(self, table: TableId, cause: RebuildCause) -> bool:
-        """Is the table copied again now? Copies that do not help are made less and less often.
+        """Whether the table is copied again now. Copies that do not help are made less and less often.
 
-        What the source did is settled by one copy: if it says so again, it has done something else since.
+        One copy settles what the source did: if the same cause comes again, the source has done something else since.
         """
         if cause is RebuildCause.SOURCE:
             return True
@@ -156,7 +156,7 @@ class LakeSide:
         return is_over
 
     def _let_go(self) -> bool:
-        """One table's trouble is that table's: if it fails and the backlog is full of its changes, it is blocked.
+        """Block a table that fails while the backlog is full of its changes: one table's trouble stays its own.
 
         The journal then keeps no changes for it, capture goes on for the others, and the next start copies it again.
         """
@@ -177,12 +177,12 @@ class LakeSide:
         return found
 
     def trim(self, *, at_least: int = 1) -> None:
-        """Forget what every table has, if that is ``at_least`` so many change sets more than retention keeps."""
+        """Trim what every table has, if that is ``at_least`` this many change sets more than retention keeps."""
         head = self._journal.head
         if not self._may_trim():  # a base that is chosen from here on is not below ``head`` …
             return
         upto = min(head, self._complete_everywhere())  # … and one that was chosen before is in its table's state
-        if upto - self._journal.trimmed < at_least + self._keep:  # the cheap half of the next question
+        if upto - self._journal.trimmed < at_least + self._keep:  # a cheap first test
             return
         if self._journal.trim_mark(upto) - self._journal.trimmed < at_least:
             return
@@ -192,24 +192,24 @@ class LakeSide:
             known = self._engine.known(state.table, state.generation)
             if known is None:
                 continue
-            # What only the journal knows now is saved before it is trimmed.
+            # Save what only the journal knows before it is trimmed.
             reached = self._journal.position(known.complete)
             is_past = state.high is not None and reached is not None and reached >= state.high
             self._states.update_if(
                 state,
                 recorded_at_trim=known.applied.number,
                 complete_at_trim=known.complete,
-                high=None if is_past else state.high,  # a table that is past its copy is so for good
+                high=None if is_past else state.high,  # a table that has passed its copy stays past it
             )
             needed[state.source].add(known.applied.schema_version)
         self._journal.trim(upto, needed=needed)
 
     def _enrolled(self) -> dict[TableId, Enrolled]:
-        """The tables of one sync. A table that stops being live after this is not copied before the sync is over."""
+        """The tables of one sync. One that stops being live after this is not copied until the sync is over."""
         with self._states.lock:
             live = [state for state in self._states.in_phase(Phase.LIVE) if not self._errors.is_paused(state.table)]
             self._applying = frozenset(state.table for state in live)
-            for state in live:  # a configuration may have changed since the last start
+            for state in live:  # the configuration may have changed since the last start
                 if state.evolution != (evolution := self._tables.evolution(state.route)):
                     self._states.update(state.table, evolution=evolution)
         return {
@@ -232,6 +232,6 @@ class LakeSide:
         return min([self._journal.head, *(self._complete(state) for state in followed)])
 
     def _complete(self, state: TableState) -> int:
-        """The change set up to which a table is complete; one that is being copied starts at its base."""
+        """The change set up to which a table is complete; a table being copied starts at its base."""
         known = self._engine.known(state.table, state.generation)
         return max(state.base, state.complete_at_trim, known.complete if known else 0)

@@ -1,8 +1,8 @@
-"""Maintenance of a pipeline's lake tables, now and then, beside the syncs and never in their way.
+"""Maintenance of a pipeline's lake tables from time to time, beside the syncs and never in their way.
 
-It has a thread and sessions of its own. Where a sync and a maintenance run meet in one table, the format lets one of
-the two commits in: maintenance that loses is tried again the next time, a sync that loses is planned again at once.
-Where syncs would always come first, small packings take a turn of their own (``MaintenanceOptions.insists``).
+It has its own thread and sessions. If a sync and maintenance meet in one table, the format accepts one of the two
+commits: maintenance that loses is tried again the next time, a sync that loses is planned again at once. If syncs would
+always come first, small packings get a turn of their own (``MaintenanceOptions.insists``).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ALL_VERSIONS = 2**31
 def maintain_tables(
     states: TableStates, tables: TableFormat, options: MaintenanceOptions, over: Callable[[], bool] = lambda: False
 ) -> Mapping[TableId, MaintenanceResult]:
-    """Every live table once, one after the other. A table that fails does not stop the others.
+    """Maintain every live table once, one after the other. A table that fails does not stop the others.
 
-    ``over`` is asked before each table; once it is true, the rest waits for the next time. While a reader has a pin,
-    versions of tables that could be read when it was made stay, too.
+    ``over`` is checked before each table; once it is true, the rest is left to the next time. While a reader has a pin,
+    table versions that could be read when it was made stay, too.
     """
     if pins := open_pins(states.root.below(Layout.pins)):
         hours = max((datetime.now(UTC) - pin.made_at).total_seconds() for pin in pins) / 3600
@@ -51,7 +51,7 @@ def maintain_tables(
         try:
             key = state.schema.key if state.schema is not None else ()
             found[state.table] = tables.table(state.route).maintain(options, key)
-        except Exception as error:  # noqa: BLE001  # maintenance is never worth stopping a pipeline for
+        except Exception as error:  # noqa: BLE001  # maintenance must never stop a pipeline
             text = first_line(error)
             level = logging.INFO if is_conflict(error) else logging.WARNING
             log.log(level, "maintenance of %s did not succeed and is tried again later: %s", state.table, text)
@@ -60,10 +60,10 @@ def maintain_tables(
 
 
 class MaintenanceThread:
-    """``maintain_tables`` every so many seconds until ``stop``.
+    """Runs ``maintain_tables`` at this interval until ``stop``.
 
-    In between it checks whether a table has very many files or versions: with a commit a second that is a matter of
-    minutes, and every one of them makes the next commit slower.
+    In between it checks whether a table has very many files or versions: at one commit per second that takes only
+    minutes, and each of them slows down the next commit.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class MaintenanceThread:
             self._thread.start()
 
     def stop(self, seconds: float | None = None) -> bool:
-        """End after the table under way. Waits for that, at most so long; returns whether it has ended."""
+        """End after the current table. Waits for that up to ``seconds``; returns whether it has ended."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(seconds)

@@ -10,14 +10,14 @@ from lakefeed.lake.maintenance import MaintenanceOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """``parallel_tables``: merges at the same time; None is one for each core, from two to eight.
+    """``parallel_tables``: concurrent merges; None means one per core, from two to eight.
 
     ``enrol_seconds``: how often ``run`` checks for new tables.
-    ``max_backlog_bytes``: how much journal may wait for the lake before capture waits too, so that a lake that is
-    down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet. A
+    ``max_backlog_bytes``: how much of the journal may wait for the lake before capture waits, too, so that a lake that
+    is down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet. A
     single table that fails is blocked instead, and copied again at a later start.
-    ``interval_seconds``: what ``run`` leaves at least between the starts of two merges; after a quiet time none waits.
-    ``maintenance_seconds``: how often ``run`` packs small files and removes old ones; 0 for never.
+    ``interval_seconds``: the minimum between the starts of two merges in ``run``; after a quiet time none waits.
+    ``maintenance_seconds``: how often ``run`` packs small files and removes old ones; 0 means never.
     ``warm_up``: ``run`` starts Spark at once, and merges into a table in a temporary directory, so that the first
     changes find it warm.
     """

@@ -1,12 +1,12 @@
-"""Pipeline: one source, one journal, one lake. What users write.
+"""Pipeline: one source, one journal, one lake. This is what users write.
 
     with Pipeline(Sqlite("shop.db"), Delta(spark, "lake"), name="shop") as pipeline:
         pipeline.sync_once()      # or pipeline.run(), until stop()
 
-Two sides, one journal between them: the capture side makes changes durable, the lake side applies them. Tables are
-copied beside both. ``sync_once`` does one after the other in the caller's thread; ``run`` gives the capture side and
-the copies a thread each, so that neither a slow lake nor a long copy delays the changes of the other tables. What the
-journal has and the lake has not is bounded by bytes: beyond ``max_backlog_bytes`` capture waits.
+It has two sides with the journal between them: the capture side makes changes durable, the lake side applies them.
+Tables are copied beside both. ``sync_once`` does one after the other in the caller's thread; ``run`` gives the capture
+side and the copies a thread each, so that neither a slow lake nor a long copy delays the changes of other tables. What
+the journal has and the lake does not have yet is bounded: beyond ``max_backlog_bytes`` capture waits.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROUNDS = 3
-"""Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
+"""Rounds of copying and capturing in one sync; the next sync catches a table that changes faster than that."""
 
 _STATUS_SECONDS, _STATUS_GRACE_SECONDS = 1.5, 0.3
-"""How long ``status`` waits for the source and the lake, and then for what it makes of the answers."""
+"""How long ``status`` waits for the source and the lake, and then for what it derives from their answers."""
 
 _LEFT_SECONDS = 300.0
-"""How long a call waits for what the last ``run`` left behind, which mostly is a merge that took long."""
+"""How long a call waits for what the last ``run`` left behind, usually a long merge."""
 
 _STANDBY_SECONDS = 5.0
-"""How often a standby asks an object store for the lease, at least."""
+"""How often, at least, a standby asks an object store for the lease."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -84,10 +84,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 class Pipeline:
     """Keeps the tables of a lake equal to the tables of a source.
 
-    The first ``sync_once`` or ``run`` takes the pipeline's lease and ``close`` gives it back (a ``with`` block does
-    both); a second process is refused meanwhile. ``status``, ``check`` and ``stop`` may be called from any thread and
-    need no lease. An error of one table is in the result and in the status, and the others go on; what is raised
-    concerns the whole pipeline, and calling again after the remedy goes on where it stopped.
+    The first ``sync_once`` or ``run`` takes the pipeline's lease, and ``close`` releases it (a ``with`` block does
+    both); meanwhile a second process is refused. ``status``, ``check`` and ``stop`` may be called from any thread and
+    need no lease. An error of one table is in the result and in the status, and the others go on. An exception concerns
+    the whole pipeline; after the remedy, the next call continues where it stopped.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class Pipeline:
         journal: str | Path | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        """``journal``: where the journal and the rest of the state are, if not below the lake's path.
+        """``journal``: the location of the journal and all other state, if not below the lake's path.
 
-        A directory, or the URL of an object store; ``storage_options`` are for that: docs/object-stores.md.
+        It is a directory, or the URL of an object store, to which ``storage_options`` apply: docs/object-stores.md.
         """
         if not _NAME.fullmatch(name):
             raise ConfigError(f"'{name}' cannot name a pipeline; use lower-case letters, digits, '-' and '_'")
         self.name = name
         self._states = storage_at(journal or lake.path, storage_options).below("_lakefeed")
         self.state: Storage = self._states.below(name)
-        """Where the journal and the rest of the state are."""
+        """The location of the journal and all other state."""
         self._options = options or PipelineOptions()
         self._activity = Activity()
         self._listener = Listeners((self._activity, listener or Listener()))
@@ -123,18 +123,18 @@ class Pipeline:
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
         self.file: str | None = ""
-        """The configuration file that its errors name; empty where there is none. See ``LakefeedError.file``."""
-        self._has_state = False  # it was there, or another pipeline's was looked for
+        """The configuration file that its errors name; empty if there is none. See ``LakefeedError.file``."""
+        self._has_state = False  # it existed, or other pipelines' states have been searched
         self._left: list[threading.Thread] = []
         self.hanging: tuple[str, ...] = ()
-        """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
+        """What the last ``run`` left behind when it was stopped; it goes on in a daemon thread until it ends."""
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}, state in {self.state}>"
 
     @property
     def root(self) -> Path:
-        """The directory of its state. StateError where that is in an object store."""
+        """The directory of its state. StateError if that is in an object store."""
         if self.state.directory is None:
             raise StateError(f"the state is at {self.state}, not in a directory", remedy="Use state instead of root.")
         return self.state.directory
@@ -143,9 +143,9 @@ class Pipeline:
     def from_yaml(
         cls, path: str | Path, *, spark: SparkSession | None = None, listener: Listener | None = None
     ) -> Pipeline:
-        """The pipeline of a configuration file, as the commands use it. ConfigError names every mistake of the file.
+        """The pipeline of a configuration file, as the commands use it. A ConfigError names every mistake in the file.
 
-        Without ``spark`` it builds a session of its own when it needs one.
+        Without ``spark``, it builds its own session when it needs one.
         """
         from lakefeed.app.build import build_pipeline
         from lakefeed.app.config import load_config
@@ -156,7 +156,7 @@ class Pipeline:
 
     @contextmanager
     def _naming_file(self) -> Iterator[None]:
-        """Errors that leave the block are for whoever made this pipeline: see ``LakefeedError.file``."""
+        """Gives errors that leave the block this pipeline's file: see ``LakefeedError.file``."""
         try:
             yield
         except LakefeedError as error:
@@ -166,13 +166,14 @@ class Pipeline:
     def check(self) -> tuple[Finding, ...]:
         """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing.
 
-        A pipeline that was renamed has that finding alone: what the new name lacks in the source is not wanted.
+        For a pipeline that was renamed, that is the only finding: what the new name lacks in the source does not
+        matter.
         """
         with self._naming_file():
             return tuple(told(finding, self.file) for finding in self._findings())
 
     def _findings(self) -> tuple[Finding, ...]:
-        with suppress(LakefeedError):  # which the capture's own checks find, too, or raise
+        with suppress(LakefeedError):  # the capture's own checks report or raise it, too
             if (renamed := self._renamed_before()) is not None:
                 return (Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy),)
         findings = self._capture.check()
@@ -200,9 +201,9 @@ class Pipeline:
         return *findings, *found
 
     def plan(self) -> Plan:
-        """What a start would do: tables to copy with about their rows and bytes, columns with their types, what a
-        changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object works. ConfigError
-        for a pipeline that was renamed, as in ``sync_once``."""
+        """What a start would do: tables to copy with their approximate rows and bytes, columns with their types, what a
+        changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object is
+        working. ConfigError for a pipeline that was renamed, as in ``sync_once``."""
         with self._work, self._naming_file():
             self._close()
             if (renamed := self._renamed_before()) is not None:
@@ -211,8 +212,8 @@ class Pipeline:
             return replace(made, tables=tuple(told(one, self.file) for one in made.tables))
 
     def plan_migration(self, migrate: Callable[[], None]) -> list[MigratedTable]:
-        """What a migration of the source would mean for the lake tables. This pipeline's source is a scratch database
-        with the source's tables and none of its rows; ``migrate`` runs the migration there."""
+        """What a migration of the source would mean for the lake tables. The source of this pipeline is a scratch
+        database with the source's tables but none of its rows; ``migrate`` runs the migration there."""
         with self._work, self._naming_file():
             self._close()
             return plan_migration(self._capture, self._tables, migrate)
@@ -220,12 +221,12 @@ class Pipeline:
     def sync_once(self, *, tables: Sequence[str] = ()) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
 
-        ``tables`` are glob patterns of lake tables, schema.table or table; with some, only those are copied and
-        applied to. The changes of all are captured. ConfigError for a pattern that matches none.
+        ``tables`` are glob patterns of lake tables, schema.table or table; if given, only these are copied and applied
+        to. The changes of all tables are captured. ConfigError for a pattern without a match.
 
-        Everything that was committed in the source before the call is in the lake when this returns, except for
-        tables with an error in the result: those that failed now, and those that failed before and are in their pause.
-        LakeError if ``max_backlog_bytes`` wait for tables that fail, and there may be more in the source.
+        When this returns, the lake has everything that was committed in the source before the call, except for tables
+        with an error in the result: those that failed now, and those that failed before and are paused. LakeError if
+        ``max_backlog_bytes`` of changes wait for tables that fail, and the source may have more.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
         with self._work, self._naming_file():
@@ -235,12 +236,12 @@ class Pipeline:
                 if (mistake := opened.hold_others(tables)) is not None:
                     raise mistake
                 captured, result = self._cycle(opened)
-                if opened.copies.has_staged or opened.lake.ended:  # tables to be copied again, or for the first time
+                if opened.copies.has_staged or opened.lake.ended:  # tables to copy again, or for the first time
                     more, later = self._cycle(opened)
                     captured, result = captured + more, result.then(later)
             except BaseException as error:
-                # Also for Ctrl-C: what was interrupted half-way is opened again by the next call. A mistake in the call
-                # is the caller's, and nothing that the status has to tell.
+                # Also for Ctrl-C: the next call opens again what was interrupted half-way. A mistake in the call
+                # concerns the caller, and not the status.
                 self._close(None if error is mistake else error)
                 raise
             paused = {
@@ -258,8 +259,8 @@ class Pipeline:
     def run(self, for_seconds: float | None = None, *, standby: bool = False) -> None:
         """Sync continuously until ``stop`` is called or ``for_seconds`` have passed.
 
-        ``standby``: while another process runs the pipeline, wait, and take over when it ends or, on an object
-        store, has been silent for ``JournalOptions.lease_seconds``. Otherwise that is a LeaseError.
+        ``standby``: while another process runs the pipeline, wait, and take over when it ends or, on an object store,
+        has been silent for ``JournalOptions.lease_seconds``. Without it, that is a LeaseError.
         """
         if not self._work.acquire(blocking=False):
             raise StateError("the pipeline is already working", remedy="Call stop() and wait for run() to return.")
@@ -284,17 +285,18 @@ class Pipeline:
             self._work.release()
 
     def stop(self) -> None:
-        """Make ``run`` return after the step that is under way: a merge, or one group of chunks of a copy.
+        """Make ``run`` return after the current step: a merge, or one group of chunks of a copy.
 
-        Within ten seconds, whatever hangs: then that is left behind in its thread, and is in ``hanging``. Nothing is
-        lost; safe in a signal handler. If no ``run`` is under way, the next one returns at once.
+        It returns within ten seconds, whatever hangs: that is then left behind in its thread and listed in ``hanging``.
+        Nothing is lost; safe in a signal handler. If no ``run`` is active, the next one returns at once.
         """
         self._stopping.set()
 
     def status(self) -> PipelineStatus:
-        """How the pipeline stands, whoever runs it. Starts no Spark, waits for no sync, and answers within two seconds.
+        """The state of the pipeline, whoever runs it. Starts no Spark, waits for no sync, and answers within two
+        seconds.
 
-        What has not answered by then (the source, a lake table, the disk of the state directory) is in ``unanswered``.
+        ``unanswered`` lists what has not answered by then (the source, a lake table, the disk of the state directory).
         """
         until = time.monotonic() + _STATUS_SECONDS
         lag = self._asker.begin({"source": self._capture.lag})
@@ -324,7 +326,7 @@ class Pipeline:
         return replace(told(found, self.file), tables=tables, blocked=blocked)
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
-        """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.
+        """Make a lake table again, as the configuration now describes it, from the retained journal or from the source.
 
         The next ``sync_once`` or ``run`` brings it up to date. LeaseError while another process runs the pipeline.
         """
@@ -339,17 +341,17 @@ class Pipeline:
                 journal.close()
 
     def maintain(self) -> Mapping[TableId, MaintenanceResult]:
-        """Pack small files and remove old ones, of every live table, now. Beside a running process if need be."""
+        """Pack small files and remove old ones, in every live table, now; beside a running process if there is one."""
         return maintain_tables(TableStates(self.state), self._tables, self._options.maintenance)
 
     def full_diff(
         self, *tables: str, max_deleted_share: float | None = None, resume: bool = False
     ) -> Mapping[TableId, FullDiffResult]:
-        """Compare tables that are polled with the lake, now; all of them without a name. See ``flow.full_diff``.
+        """Compare polled tables with the lake now; without a name, all of them. See ``flow.full_diff``.
 
-        Beside a running process if need be: it delivers what is found, otherwise the next ``sync_once`` does.
-        ``max_deleted_share`` instead of the rule's. ``resume``: go on with a comparison that was interrupted, which
-        finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
+        Works beside a running process, which then delivers what is found; otherwise the next ``sync_once`` does.
+        ``max_deleted_share`` overrides the rule's. ``resume``: continue an interrupted comparison, which finds what was
+        deleted before it began. The result contains tables that are refused; an error is raised.
         """
         with self._naming_file():
             diffs = FullDiffs.of(self.state, self._capture, TableStates(self.state), self._tables, self._listener)
@@ -361,7 +363,7 @@ class Pipeline:
     def uninstall(self) -> tuple[str, ...]:
         """Remove what was installed in the source, and rename the pipeline's state directory. The lake tables stay.
 
-        Nothing of the state is deleted: a journal that the lake had not applied in full is still there.
+        No state is deleted: a journal that the lake had not fully applied is still there.
         """
         with self._work, self._naming_file():
             self._close()
@@ -393,7 +395,7 @@ class Pipeline:
         self.close()
 
     def _cycle(self, opened: OpenPipeline) -> tuple[int, CycleResult]:
-        """Copies and changes, then the lake. What is captured may ask for another copy, so that one call is enough."""
+        """Copies and changes, then the lake. Captured changes may ask for another copy, so that one call is enough."""
         captured, result = 0, CycleResult()
 
         def has_room() -> bool:
@@ -422,14 +424,14 @@ class Pipeline:
         return captured, result
 
     def _open(self) -> OpenPipeline:
-        """What an earlier ``run`` of this object left behind ends first: the two would meet in the lake tables."""
+        """What an earlier ``run`` of this object left behind must end first: both would write to the lake tables."""
         for thread in self._left:
             thread.join(_LEFT_SECONDS)
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
                 raise StateError(text, remedy="Restart this process.")
         if self._opened is None and not self._has_state and (renamed := self._renamed_before()) is not None:
-            # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
+            # Before anything is created in the source: a renamed pipeline would get a second resume point there.
             raise renamed
         self._has_state = True
         if self._opened is None:
@@ -439,7 +441,8 @@ class Pipeline:
         return self._opened
 
     def _gap(self) -> LakefeedError | None:
-        """Why capture could not go on where the journal ends. Not asked while a process runs it: both move then."""
+        """Why capture could not continue where the journal ends. Not checked while a process runs it: both move
+        then."""
         if not self.state.has_folder("commits") or lease_holder(self.state) is not None:
             return None
         journal = Journal.read(self.state)
@@ -458,7 +461,7 @@ class Pipeline:
             journal.close()
 
     def _table_findings(self, offered: Sequence[TableSchema], routes: Mapping[TableId, Route]) -> Iterator[Finding]:
-        """What keeps single lake tables from being made: names, types, and rules that do not fit."""
+        """What prevents single lake tables from being made: names, types, and rules that do not fit."""
         shape = Shape(self._tables.columns, self._tables.sensitive, self._tables.choices)
         schemas = {one.table: one for one in offered}
         live = {state.table: state for state in TableStates(self.state).in_phase(Phase.LIVE)}
@@ -476,17 +479,17 @@ class Pipeline:
                 statement = self._capture.unsent(route.source) if needed else None
                 if statement is not None:
                     problem = (
-                        f"{route.table}: its rule needs {', '.join(needed)}, and an update that leaves large values as "
-                        "they are does not send them: a row that the lake table does not have stops it"
+                        f"{route.table}: its rule needs {', '.join(needed)}, and the source sends no large values "
+                        "that an update leaves alone: such an update of a row that the lake lacks stops the table"
                     )
                     yield Finding(level=Level.WARNING, problem=problem, remedy=statement, table=route.source)
             except TableStoppedError as error:
                 yield Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy, table=route.source)
 
     def _renamed_before(self) -> ConfigError | None:
-        """What is wrong if another pipeline keeps some of the lake tables. None for a pipeline that has run.
+        """The error if another pipeline keeps some of the lake tables. None for a pipeline that has run.
 
-        Where no other pipeline has its state beside this one's, the source is not asked.
+        If no other pipeline has its state next to this one's, the source is not asked.
         """
         if self.state.has_folder() or not self._states.has_folder():
             return None
@@ -513,19 +516,19 @@ class Pipeline:
         return None
 
     def _close(self, error: BaseException | None = None) -> None:
-        """``error`` is what made it necessary: the status reports it to other processes.
+        """``error`` is the reason for closing: the status reports it to other processes.
 
-        Not that another process has the lease: the status is that process's.
+        Not if another process has the lease: then the status belongs to that process.
         """
         opened, self._opened = self._opened, None
         try:
-            # A store that is away takes no report; what is open is closed all the same.
+            # An unavailable store takes no report; everything is closed all the same.
             with suppress(StorageUnavailableError):
                 if isinstance(error, Exception) and not isinstance(error, LeaseError) and self.state.has_folder():
                     text, remedy = f"{type(error).__name__}: {error}", None
                     if isinstance(error, LakefeedError):
                         text, remedy = error.message, error.remedy
-                    last = Liveness.read(self.state)  # what it says of single tables is still so
+                    last = Liveness.read(self.state)  # what it says about single tables still holds
                     replace(last, at=time.time(), error=text, remedy=remedy).write(self.state)
         finally:
             if opened is not None:

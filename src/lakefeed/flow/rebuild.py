@@ -1,8 +1,9 @@
-"""Rebuild: a lake table made again, in another mode if the configuration says so, without touching the source.
+"""Rebuild: makes a lake table again, in another mode if the configuration says so, without touching the source.
 
-Its rows come from a lake table of the same source table (it may be the very table that is replaced, as it was before),
-at the oldest version from which the journal still has every change; the journal does the rest. The order is crash-safe:
-the new life is staged first, so that an interrupted rebuild ends as a table that the next start copies from the source.
+Its rows come from a lake table of the same source table (possibly the very table that is replaced, in its old form), at
+the oldest version from which the journal still has every change; the journal does the rest. The order is crash-safe:
+the new generation is staged first, so an interrupted rebuild ends as a table that the next start copies from the
+source.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from lakefeed.lake.window import first_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a rebuild did. ``start`` is the change set whose state it began with, ``donor`` the table that had it.
+    """What a rebuild did. ``start`` is the change set whose state it started from, ``donor`` the table that had it.
 
-    Both are None for a table that is staged to be copied from the source by the next sync.
+    Both are None for a table that the next sync will copy from the source.
     """
 
     table: TableId
@@ -46,7 +47,7 @@ class _Donor:
 class Rebuild:
     """Works while no process runs the pipeline; ``journal`` is open, so the caller has the lease.
 
-    ``blocked`` are source tables that were to feed a lake table with the rows of another one.
+    ``blocked`` are source tables that would feed a lake table with the rows of another one.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Rebuild:
         self._listener = listener
 
     def run(self, table: TableId, *, from_source: bool = False) -> Rebuilt:
-        """Rebuild ``table`` as the configuration says. ConfigError for a table that the pipeline does not have.
+        """Rebuild ``table`` as configured. ConfigError for a table that the pipeline does not have.
 
-        LakeError if no lake table can give the rows; then nothing has changed.
+        LakeError if no lake table can provide the rows; then nothing has changed.
         """
-        # Who feeds a table goes on. One that nobody feeds any more goes to the source table that waits for it.
+        # A table keeps the source table that feeds it. One that has none any more gets the source table waiting for it.
         states = self._states.all().values()
         waiting = {one.source for one in self._blocked}
         routes: dict[TableId, Route] = {}
@@ -81,7 +82,7 @@ class Rebuild:
             left = {clash.second.table: clash.second for clash in reversed(clashes) if clash.is_left}
             routes = {**chosen, **left, **routes}
         parts = sorted(one.table for one in routes.values() if one.part is not None and one.part.table == table)
-        if parts and from_source:  # the whole of a union
+        if parts and from_source:  # the whole union
             for part in parts:
                 self.run(part, from_source=True)
             return Rebuilt(table=table)
@@ -111,7 +112,7 @@ class Rebuild:
         self._listener.snapshot_started(table, estimate)
         schema = self._journal.schema(route.source, donor.version.schema_version)
         state = self._states.stage(route, reason="rebuilt by hand")
-        # Rows of an older state were so before the changes that are replayed on them.
+        # The rows of an older state are from before the changes that are replayed on them.
         replayed = self._journal.window(route.source, donor.number, self._journal.head)
         copy = TableCopy(
             schema=schema,
@@ -161,5 +162,5 @@ class Rebuild:
         return _Donor(state, version, self._number(state, version), chunks) if chunks is not None else None
 
     def _number(self, state: TableState, version: TableVersion) -> int:
-        """Up to where the version is complete: its own number, or more where nothing for it came after that."""
+        """Up to where the version is complete: its own number, or more if nothing for it came after that."""
         return max(version.number, state.complete_at_trim if version.number == state.recorded_at_trim else 0)

@@ -29,8 +29,8 @@ def table_frame(tables: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 class CycleResult:
     """Change sets captured, changes applied by operation, and each table that was touched or stopped.
 
-    Rows of a snapshot count as inserted. Nothing new: all counters 0, ``last_seq`` None. A table is found by its
-    TableId or its name: ``result.tables["public.orders"]``.
+    Rows of a snapshot count as inserted. If nothing is new, all counters are 0 and ``last_seq`` is None. A table is
+    found by its TableId or its name: ``result.tables["public.orders"]``.
     """
 
     change_sets: int = 0
@@ -44,12 +44,12 @@ class CycleResult:
     def of(
         cls, tables: Mapping[TableId, TableResult], last_position: Position | None, *, last_seq: int | None = None
     ) -> CycleResult:
-        """What became of ``tables``, added up."""
+        """The results of ``tables``, added up."""
         counts = sum((result.counts for result in tables.values()), Counts())
         return cls(counts=counts, tables=tables, last_position=last_position if tables else None, last_seq=last_seq)
 
     def then(self, later: CycleResult) -> CycleResult:
-        """Both as one; of a table that is in both, all its changes, and how it stood in the end."""
+        """Both results as one; a table in both has all its changes, and its final state."""
         tables = {**self.tables, **later.tables}
         for table in self.tables.keys() & later.tables.keys():
             counts = self.tables[table].counts + later.tables[table].counts
@@ -73,7 +73,7 @@ class CycleResult:
         return f"<CycleResult: {what} in {self.seconds:.1f} s{stopped}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, ready for JSON: what ``lakefeed sync --json`` prints, with the tables that were touched."""
+        """As plain values, ready for JSON, as ``lakefeed sync --json`` prints it, with the tables that were touched."""
         counts = self.counts
         return {
             "change_sets": self.change_sets,

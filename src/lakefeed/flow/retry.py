@@ -1,4 +1,4 @@
-"""When something that failed is tried again: pauses that double, and the tables that are in one."""
+"""When to retry what failed: pauses that double, and the tables that are paused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lakefeed.lake.base import TableResult
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _TRIES, _ALONE_SECONDS = 3, 600.0
-"""Before a failure is the table's own: so many tries; and so long, if neither the error says that it is the table's own
-nor another table shows that the lake works."""
+"""Before a failure counts as the table's own: the number of tries; and the time, if neither the kind of error nor
+another table that works shows that the lake works."""
 
 
 class Backoff:
@@ -26,7 +26,7 @@ class Backoff:
 
     @property
     def is_over(self) -> bool:
-        """The next try may begin."""
+        """Whether the next try may begin."""
         return time.monotonic() >= self._until
 
     @property
@@ -35,7 +35,7 @@ class Backoff:
         return max(0.0, self._until - time.monotonic())
 
     def failed(self) -> float:
-        """A try failed. Returns how long the pause is that begins now."""
+        """Record a failed try. Returns the length of the pause that begins now."""
         self._pause = min(self._longest, max(self._first, self._pause * 2))
         self._until = time.monotonic() + self._pause
         return self._pause
@@ -45,10 +45,10 @@ class Backoff:
 
 
 class TableErrors:
-    """The tables that cannot go on now, with error and remedy. Each is tried again, less and less often. Any thread.
+    """The tables that cannot go on now, with error and remedy. Each is retried, less and less often. Any thread.
 
-    A table is paused by itself: the others go on meanwhile. ``_failed``: how often in a row, since when, and
-    whether the last error is by its kind the table's own.
+    A table is paused alone: the others go on meanwhile. ``_failed``: how often in a row it has failed, since when, and
+    whether the kind of the last error shows that it is the table's own.
     """
 
     def __init__(self, states: TableStates, listener: Listener) -> None:
@@ -60,10 +60,10 @@ class TableErrors:
         self._failed: dict[TableId, tuple[int, float, bool]] = {}
         self._worked_at = 0.0
         self.is_held: Callable[[TableId], bool] = lambda _table: False
-        """Tables that the sync under way leaves as they are."""
+        """Tables that the current sync leaves alone."""
 
     def all(self) -> dict[TableId, tuple[str, str]]:
-        """A table that was dropped since it failed fails no more."""
+        """Leaves out tables that were dropped since they failed."""
         for table in tuple(self._errors):
             if (state := self._states.get(table)) is None or state.phase is Phase.DROPPED:
                 self.forget(table)
@@ -75,10 +75,10 @@ class TableErrors:
             return self.is_held(table) or (table in self._backoffs and not self._backoffs[table].is_over)
 
     def is_its_own(self, table: TableId) -> bool:
-        """The lake works, and this table does not.
+        """Whether the lake works and this table does not.
 
-        It failed several times while another table was written; or it is the only one that fails, and with an error of
-        its own, or for long. Where several fail and none is written, the lake itself may be down.
+        It has failed several times while another table was written; or it is the only one that fails, with an error of
+        its own, or for a long time. If several fail and none is written, the lake itself may be down.
         """
         with self._lock:
             tries, since, is_own = self._failed.get(table, (0, 0.0, False))
@@ -86,7 +86,7 @@ class TableErrors:
             return tries >= _TRIES and (self._worked_at >= since or is_alone)
 
     def alone_seconds(self) -> float | None:
-        """How long until ``is_its_own`` says so of the only table that fails; None if several do."""
+        """How long until ``is_its_own`` holds for the only table that fails; None if several do."""
         with self._lock:
             if len(self._failed) != 1:
                 return None
@@ -94,13 +94,13 @@ class TableErrors:
             return 0.0 if is_own else max(0.0, since + _ALONE_SECONDS - time.monotonic())
 
     def verdict_seconds(self) -> float | None:
-        """After which pause ``is_its_own`` may say something else; None if no table is being tried again for that."""
+        """After which pause the answer of ``is_its_own`` may change; None if no table is being retried for that."""
         with self._lock:
             pauses = [self._backoffs[table].rest for table, (tries, *_) in self._failed.items() if tries < _TRIES]
             return min(pauses, default=None)
 
     def record(self, table: TableId, result: TableResult) -> None:
-        """Remember what stopped a table and when it is tried again; forget it once the table works."""
+        """Record what stopped a table and when to retry it; forget it once the table works."""
         state = self._states.get(table)
         if result.error is None:
             self._worked_at = time.monotonic()
@@ -114,7 +114,7 @@ class TableErrors:
             is_first = table not in self._backoffs
             backoff = self._backoffs.setdefault(table, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
             if is_first and state.phase is Phase.STAGED:
-                return  # the next plan may well be right: it is tried at once, once
+                return  # the next plan may well be right, so it is tried at once, one time
             backoff.failed()
         self._listener.table_error(table, result.error, result.remedy or "")
 

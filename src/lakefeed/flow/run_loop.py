@@ -1,14 +1,14 @@
-"""A pipeline at work: what is open meanwhile, and the continuous form with its three threads.
+"""A pipeline at work: what it keeps open, and ``run`` with its three threads.
 
     stream     capture → journal: appends, acts on notices, confirms            (``capture_side``)
     copies     discovers, prepares, plans and copies tables                     (``copies``)
     lake       journal → live tables, trim, liveness                            (``lake_side``)
 
-None waits for another; the stream alone waits while the lake is ``max_backlog_bytes`` behind. The caller's thread waits
-for the end. What hangs then (a read of a source that does not answer, a Spark job) is left behind in its thread: it
-can still do what a second process could, and the lake tables refuse that. A transient error (the source is away, the
-journal's disk is full) closes everything, waits, and opens it again: the start is the one well-tested way back to a
-known state. Any other error ends ``run`` and is raised there.
+None waits for another, except that the stream waits while the lake is ``max_backlog_bytes`` behind. The caller's thread
+waits for the end. What hangs then (a read from a source that does not answer, a Spark job) is left behind in its
+thread: it can only do what a second process could, which the lake tables refuse. A transient error (the source is
+unavailable, the journal's disk is full) closes everything, waits, and opens it again: starting is the one well-tested
+way back to a known state. Any other error ends ``run``, which raises it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _REPORT_SECONDS = 1.0
 _STORE_REPORT_SECONDS = (5.0, 30.0)
-"""Between two reports to an object store, if there is news and if there is none: each is a request."""
+"""Between two reports to an object store, with and without news: each report is a request."""
 _ENROL_PATIENCE_SECONDS = 30.0
 _STOP_SECONDS, _CLOSED_SECONDS = 4.0, 1.0
-"""How long the threads may take to end by themselves, and once the capture was closed under them."""
+"""How long the threads may take to end by themselves, and after the capture has been closed under them."""
 
 
 class OpenPipeline:
-    """Everything that is open while a pipeline works. It has the lease from the first line to the last."""
+    """Everything that is open while a pipeline works. It holds the lease all the time."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class OpenPipeline:
             kind = JournalFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalError
             raise kind(f"the pipeline's directory {root} cannot be written: {error.strerror or error}") from error
         try:
-            for folder in ("", "tables", "full-diff"):  # what a crash left half written
+            for folder in ("", "tables", "full-diff"):  # what a crash left half-written
                 root.below(folder).clean()
             states = self._states = TableStates(root)
             self.errors = TableErrors(states, listener)
@@ -126,14 +126,14 @@ class OpenPipeline:
             raise
 
     def hold_others(self, patterns: Sequence[str]) -> ConfigError | None:
-        """Until the next call, leave lake tables that no pattern matches as they are. Without a pattern all take part.
+        """Until the next call, leave lake tables alone that no pattern matches. Without a pattern, all take part.
 
-        Returns what is wrong with a pattern that matches none; all are held then.
+        Returns the error for a pattern that matches none; then all are held.
         """
         self.errors.is_held = lambda _table: bool(patterns)
         if not patterns:
             return None
-        self.copies.enrol()  # new tables are known from here on; all are held, so none is copied
+        self.copies.enrol()  # makes new tables known; all are held, so none is copied
         there, chosen = sorted(self._states.all()), set[TableId]()
         for pattern in patterns:
             matched = [table for table in there if fnmatchcase(str(table if "." in pattern else table.name), pattern)]
@@ -147,8 +147,8 @@ class OpenPipeline:
     def enrol(self) -> float:
         """Prepare and plan new tables. Returns after how many seconds to do that again.
 
-        A transient error of it (a lock on one table, say) delays copies and not the stream. If it lasts, it is raised:
-        everything is then opened again, in case it is the connection.
+        A transient error (a lock on one table, say) delays copies but not the stream. If it persists, it is raised:
+        everything is then opened again, in case the connection is the cause.
         """
         try:
             self.copies.enrol()
@@ -167,12 +167,12 @@ class OpenPipeline:
         return self._enrol_seconds
 
     def warm_up(self, over: Callable[[], bool]) -> None:
-        """See the module of that name. A thread of its own."""
+        """See the module ``warm_up``. Runs in a thread of its own."""
         modes = {state.mode for state in self._states.all().values()} or {Mirror()}
         warm_up(self._tables, modes, over)
 
     def report(self) -> None:
-        """For other processes: this one is alive, and this cannot go on. At most once a second. Any thread."""
+        """Tell other processes that this one is alive, and what cannot go on. At most once a second. Any thread."""
         silent_seconds = time.monotonic() - self._reported_at
         if silent_seconds < (_STORE_REPORT_SECONDS[0] if self.root.is_remote else _REPORT_SECONDS):
             return
@@ -228,7 +228,7 @@ class RunLoop:
         *,
         standby_seconds: float | None = None,
     ) -> None:
-        """``standby_seconds``: while another process has the lease, wait for it, and ask again after so long."""
+        """``standby_seconds``: while another process has the lease, wait, and try again after this time."""
         self._open_pipeline = open_pipeline
         self._close_pipeline = close_pipeline
         self._options = options
@@ -237,7 +237,7 @@ class RunLoop:
         self._standby_seconds = standby_seconds
         self._deadline = float("inf")
         self.hanging: tuple[str, ...] = ()
-        """What had not ended when it was over, and was left behind."""
+        """What had not ended when ``run`` was over, and was left behind."""
         self.left: list[threading.Thread] = []
 
     def run(self, for_seconds: float | None) -> None:
@@ -257,13 +257,13 @@ class RunLoop:
                 if error.retry is not Retry.BACKOFF:
                     raise
                 if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
-                    backoff.reset()  # it worked for a while: this is a new failure
+                    backoff.reset()  # it worked for a while, so this is a new failure
                 pause = backoff.failed()
                 self._listener.retrying(error, pause)
                 self._stopping.wait(min(pause, max(0.0, self._deadline - time.monotonic())))
 
     def _work(self, opened: OpenPipeline) -> None:
-        """All threads until it is over or one of them fails; the others are then stopped, and the error is raised."""
+        """Run all threads until it is over or one of them fails; then stop the others, and raise the error."""
         over, news, ended, options = threading.Event(), threading.Event(), threading.Event(), self._options
         merged = threading.Event()
         failures: list[BaseException] = []
@@ -287,10 +287,10 @@ class RunLoop:
                 over.wait(min(1.0, options.enrol_seconds))
 
         def apply() -> None:
-            # As soon as there is something; the interval is what must lie between two syncs that had something to do.
+            # At once if there is something; the interval is the minimum between two syncs that had something to do.
             while not over.is_set():
                 started = time.monotonic()
-                news.clear()  # before the sync: what comes while it works is for the next one
+                news.clear()  # before the sync: what arrives while it works is for the next one
                 result = opened.lake.sync()
                 opened.report()
                 if not result.tables:
@@ -311,7 +311,7 @@ class RunLoop:
         ]
         opened.maintenance.start()
         opened.full_diff.start()
-        if options.warm_up:  # nobody waits for it, at the end neither
+        if options.warm_up:  # nobody waits for it, not even at the end
             work = partial(opened.warm_up, lambda: over.is_set() or merged.is_set())
             threading.Thread(target=work, name="lakefeed-warm-up", daemon=True).start()
         try:
@@ -321,9 +321,9 @@ class RunLoop:
             over.set()
             news.set()
             self.hanging = self._left(opened, threads, _STOP_SECONDS)
-            failed = list(failures)  # what closing raises in a thread is no error
+            failed = list(failures)  # errors that closing causes in a thread do not count
             if self.hanging:
-                opened.capture.close()  # so a call into a source that does not answer ends
+                opened.capture.close()  # ends calls to a source that does not answer
                 self.hanging = self._left(opened, threads, _CLOSED_SECONDS)
             self.left = [thread for thread in threads if thread.is_alive()]
             if self.hanging:
@@ -332,11 +332,11 @@ class RunLoop:
             raise failed[0]
 
     def _left(self, opened: OpenPipeline, threads: Sequence[threading.Thread], seconds: float) -> tuple[str, ...]:
-        """Stop everything that works beside the three threads. Names all that have not ended after so long."""
+        """Stop everything that works beside the three threads. Returns the names of all that have not ended in time."""
         until = time.monotonic() + seconds
         others = {"a full comparison": opened.full_diff.stop, "maintenance": opened.maintenance.stop}
         for stop in others.values():
-            stop(0.0)  # all of them know before anybody is waited for
+            stop(0.0)  # tell all of them before waiting for any
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         names = [thread.name for thread in threads if thread.is_alive()]
@@ -349,7 +349,7 @@ class RunLoop:
 def _started(
     name: str, work: Callable[[], None], failures: list[BaseException], ended: threading.Event
 ) -> threading.Thread:
-    """A thread whose error is in ``failures``, for the thread that called ``run``."""
+    """Start a thread whose error goes into ``failures``, for the thread that called ``run``."""
 
     def guarded() -> None:
         try:

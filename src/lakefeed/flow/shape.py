@@ -1,16 +1,16 @@
-"""Which columns of a source table the pipeline takes, and which of them it masks on the way in. What is left out never
-reaches the journal, nor does the clear text of what is sensitive, whatever the source.
+"""Which columns of a source table the pipeline takes, and which of them it masks. Columns that are left out never reach
+the journal, and neither does the clear text of sensitive ones, whatever the source is.
 
-The choice is a list of globs per source table (``lake.tables[].columns``): a column is taken if one of them matches it
-and none that begins with ``!`` does; a list of nothing but ``!`` takes all others. The columns of the key are always
-taken: a list that leaves one out stops its table before the copy (TableStoppedError), and so does a glob that matches
-no column, unless the rule is for many tables. A column that is added later is judged by the same list.
+Columns are chosen by a list of globs per source table (``lake.tables[].columns``): a column is taken if one of them
+matches it and none with ``!`` does; if all have a ``!``, all other columns are taken. Key columns are always taken: a
+list that leaves one out stops its table before the copy (TableStoppedError), and so does a glob that matches no column,
+unless the rule is for many tables. The same list applies to columns that are added later.
 
-Masks (``lake.tables[].mask`` of a rule that is ``sensitive``) are applied column by column in Arrow, to copied rows and
-to changes alike (``change.mask``). The key may be masked by what tells different values apart, and by nothing else.
+Masks (``lake.tables[].mask`` of a ``sensitive`` rule) are applied column by column in Arrow, to copied rows and to
+changes (``change.mask``). Only masks that keep different values different may mask a key.
 
-A schema remembers what was left out, and how the source has what was masked (``TableSchema.left_out``): so the source
-is told after a restart what its tables looked like, and a changed list is noticed.
+A schema records what was left out, and the source's form of what was masked (``TableSchema.left_out``): after a restart
+the source can be told what its tables looked like, and a changed list is noticed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ UNUSED = "Correct it or remove it from the section lake: a rule that matches not
 
 
 class Shape:
-    """``columns`` gives the list of a source table; an empty one takes every column. None: there is no list at all.
+    """``columns`` returns the list for a source table; an empty one takes every column. None: there are no lists at
+    all.
 
-    ``sensitive`` gives the masks of a source table, as a rule of nothing else; None: there are no masks at all.
-    ``choices`` know which globs are from a rule for many tables, so that one need not have such a column.
+    ``sensitive`` returns the masks of a source table, as a rule with nothing else; None: there are no masks at all.
+    ``choices`` know which globs come from a rule for many tables, so that a table need not have such a column.
     """
 
     def __init__(
@@ -57,25 +58,25 @@ class Shape:
         self._is_plain = columns is None and sensitive is None
         self._columns = columns or (lambda _: ())
         self._sensitive = sensitive or (lambda _: _NO_MASKS)
-        self._masked: dict[TableId, set[str]] = {}  # what has been masked so far
+        self._masked: dict[TableId, set[str]] = {}  # columns that have been masked so far
         self._blocked: set[TableId] = set()
 
     def recall(self, schemas: Iterable[TableSchema]) -> None:
-        """The newest schemas that the journal has: they say what was masked before this process."""
+        """Takes the newest schemas in the journal, which say what was masked before this process."""
         for schema in schemas:
             names = {one.name for _, one in schema.left_out if one.name in schema.names}
             self._masked.setdefault(schema.table, set()).update(names)
 
     def schema(self, schema: TableSchema) -> TableSchema:
-        """What is taken of a table with this schema, as the source has it."""
+        """What the pipeline takes of a table; ``schema`` is the source's own."""
         globs, masks = self._columns(schema.table), self._masks(schema)
         left_out = [name for name in schema.names if globs and name not in schema.key and not _takes(globs, name)]
         return schema.without(left_out, [masks.column(one) for one in schema.columns if one.name in masks.by_column])
 
     def planned(self, plan: SnapshotPlan) -> SnapshotPlan:
-        """The copy of what is taken: the columns left out are not even read where the chunk is one of the kit's.
+        """The copy of what is taken. Chunks of the capture kit do not even read the columns that are left out.
 
-        TableStoppedError for a list or a mask that does not fit the table.
+        TableStoppedError for a list or a mask that does not suit the table.
         """
         globs, masks = self._columns(plan.schema.table), self._masks(plan.schema)
         self._require_fitting_masks(plan.schema)
@@ -98,7 +99,7 @@ class Shape:
         return replace(plan, schema=schema, chunks=tuple(chunks))
 
     def chunk(self, data: Mapping[str, Any], chunk: Callable[[Mapping[str, Any]], Chunk]) -> Chunk:
-        """A planned chunk back from its JSON; ``chunk`` is the capture's. The salt of masks is in no JSON."""
+        """The inverse of ``Chunk.to_json``; ``chunk`` is the capture's. The salt of masks is never part of the JSON."""
         if _MASKED in data:
             inner = self.chunk(data[_MASKED], chunk)
             rule = self._sensitive(inner.table)
@@ -106,23 +107,23 @@ class Shape:
         return _TakenChunk(chunk(data[_INNER]), tuple(data[_NAMES])) if _INNER in data else chunk(data)
 
     def masks_key(self, schema: TableSchema) -> bool:
-        """Is a part of the key masked? Then nobody can find the source's row by what the lake has."""
+        """Whether a part of the key is masked: then the source's row cannot be found from the lake's values."""
         return any(name in self._masks(schema).by_column for name in schema.key)
 
     def change_set(self, change_set: ChangeSet) -> ChangeSet:
-        """The same changes without what is left out, and masked."""
+        """The same changes, without the columns that are left out, and masked."""
         if self._is_plain or change_set.is_heartbeat:
             return change_set
         notices = [one for notice in change_set.notices for one in self._notices(notice)]
-        # A table that was blocked before a restart has a shape that is announced no more.
+        # The schema of a table that was blocked before a restart is not announced again.
         unseen = (one.schema for one in change_set.batches) if self._masked else ()
         for schema in (*change_set.schemas, *unseen):
             if (lost := self._lost_masks(schema)) and schema.table not in self._blocked:
-                error = _unmasked(schema, f"is for the column {lost[0]}, which the table does not have any more")
+                error = _unmasked(schema, f"is for the column {lost[0]}, which the table no longer has")
                 notices.append(TableBlocked(schema.table, error.message, error.remedy))
                 self._blocked.add(schema.table)
         rows = change_set.rows
-        if self._blocked:  # the rows of a table that is blocked go nowhere
+        if self._blocked:  # drop the rows of blocked tables
             kept = (one for one in change_set.batches if one.schema.table not in self._blocked)
             rows = sum(one.data.num_rows for one in kept)
         return replace(
@@ -134,11 +135,11 @@ class Shape:
         )
 
     def batch(self, batch: ChangeBatch) -> ChangeBatch | None:
-        """None for a table that is blocked, because a column that was masked has gone, or has another name by now."""
+        """None for a table that is blocked because a masked column is gone or has another name."""
         if batch.schema.table in self._blocked:
             return None
-        if lost := self._lost_masks(batch.schema):  # which nobody has announced: better nothing than clear text
-            raise _unmasked(batch.schema, f"is for the column {lost[0]}, which the table does not have any more")
+        if lost := self._lost_masks(batch.schema):  # nobody announced it: better nothing than clear text
+            raise _unmasked(batch.schema, f"is for the column {lost[0]}, which the table no longer has")
         schema = self.schema(batch.schema)
         if schema is batch.schema:
             return batch
@@ -159,7 +160,7 @@ class Shape:
         return _Masks(by_column, rule.salt)
 
     def _lost_masks(self, schema: TableSchema) -> list[str]:
-        """Columns that are to be masked and are not there: under another name they would come as clear text."""
+        """Columns that should be masked and do not exist: under another name they would arrive as clear text."""
         rule, known = self._sensitive(schema.table), self._masked.get(schema.table, set())
         expected = [name for name, _ in rule.mask if name not in rule.optional or name in known]
         return [name for name in expected if name not in schema.names]
@@ -178,7 +179,7 @@ class Shape:
                 raise _unmasked(schema, f"of {name} is {kind}, which a column of type {column.type} cannot have")
 
     def _notices(self, notice: TableNotice) -> Iterator[TableNotice]:
-        """Stale columns that are left out are nobody's concern."""
+        """Drops stale columns that are left out: they concern nobody."""
         if isinstance(notice, RecopyNeeded) and notice.columns and (globs := self._columns(notice.table)):
             columns = tuple(name for name in notice.columns if _takes(globs, name))
             if columns:
@@ -189,7 +190,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Masks:
-    """The masks of one table's columns. Picklable, with the salt: it goes to Spark's tasks, and to no file."""
+    """The masks of one table's columns. Picklable, including the salt: it goes to Spark tasks, and into no file."""
 
     by_column: Mapping[str, str]
     salt: str = field(repr=False)
@@ -252,7 +253,7 @@ class _MaskedRows(ChunkReader):
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """Lazy, and as often as the source's own."""
+    """Lazy, and as repeatable as the source's own."""
 
     batches: Iterable[ChangeBatch]
     shape: Shape
@@ -263,7 +264,7 @@ class _Batches:
 
 @dataclass(frozen=True, slots=True)
 class _TakenChunk:
-    """Some columns of a chunk that cannot leave the others out itself."""
+    """Some columns of a chunk that cannot leave out the others itself."""
 
     chunk: Chunk
     names: tuple[str, ...]
@@ -314,7 +315,7 @@ def _takes(globs: Sequence[str], name: str) -> bool:
 
 
 def _without(absent: Any, names: Sequence[str]) -> Any:
-    """Lists of column names without these; a list that is left with none is NULL, as for a row that came whole."""
+    """Lists of column names without these; an empty list becomes NULL, as for a row that was sent completely."""
     if absent.null_count == len(absent):
         return absent
     kept = [[name for name in one if name not in names] if one else None for one in absent.to_pylist()]

@@ -1,7 +1,7 @@
-"""Status: how a pipeline stands, asked from inside or from another process, without Spark and without the lease.
+"""Status: the state of a pipeline, asked from inside or from another process, without Spark and without the lease.
 
-The process that runs a pipeline writes a small liveness file beside the journal once a cycle. Everything else is read
-from where it lives: table states, journal, the tables' own commits, the source.
+The process that runs a pipeline writes a small liveness file next to the journal once per cycle. Everything else is
+read from where it is kept: table states, journal, the tables' own commits, the source.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIES, _RECENT = 5, 256
-"""How often a status is read that a trim comes between, and how many change sets are searched for the newest change."""
+"""How often a status is read again because of a trim, and how many change sets are searched for the newest change."""
 
 _ASK_SECONDS = 1.5
 _UNANSWERED = TimeoutError("no answer in time")
 
 STALE_SECONDS = 60.0
-"""A running process that has not finished a cycle for so long is stalled: the slowest merges take a few seconds."""
+"""A running process that has not finished a cycle for this long is stalled: the slowest merges take a few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyProgress:
-    """A copy under way. ``rows`` are those that the running process has copied; after a restart it counts from there.
+    """A running copy. ``rows`` are those that the running process has copied; after a restart it counts from 0.
 
-    ``share`` is 0 to 1 and never quite 1: ``rows_estimate`` is an estimate. None: not known.
+    ``share`` is from 0 to 1 and never quite 1, because ``rows_estimate`` is an estimate. None: not known.
     """
 
     rows: int
@@ -60,7 +60,7 @@ class CopyProgress:
 
     @classmethod
     def of(cls, report: Mapping[str, Any], now: float) -> CopyProgress:
-        """``report`` is the one of ``Activity``."""
+        """``report`` is that of ``Activity``."""
         rows, estimate, share, left = int(report["rows"]), int(report["rows_estimate"]), None, None
         if estimate > 0:
             share = min(0.99, rows / estimate)
@@ -73,14 +73,14 @@ class CopyProgress:
 class TableStatus:
     """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set.
 
-    ``reason`` says why a table is staged or dropped, or that it did not answer; it waits for nobody. ``compared``: how
-    the last full comparison with the source went, if there was one; ``verified``: the same of ``lakefeed verify``.
+    ``reason`` says why a table is staged or dropped, or that it did not answer; no person is needed. ``compared``: the
+    result of the last full comparison with the source, if there was one; ``verified``: that of ``lakefeed verify``.
     ``age_seconds``: how long ago the newest change in the lake table was committed in the source; None if the journal
-    has none of it any more. ``lag_rows``, ``lag_bytes`` and ``lag_seconds``: the changes that the journal has and the
-    lake table has not, and how long ago the oldest of them was committed; 0 if there are none, None if that is not
-    known. ``rows_per_second``: changes applied, mean over the last minute. ``copy``: how far the copy under way is.
-    ``rules``: how many values the table's rule has touched, by what it does, and how many rows its condition has left
-    out. ``layout``: what the configuration now says otherwise of how the table lies on disk, and what brings it about.
+    no longer has any of its changes. ``lag_rows``, ``lag_bytes`` and ``lag_seconds``: the changes that the journal has
+    and the lake table does not, and how long ago the oldest of them was committed; 0 if there are none, None if that is
+    not known. ``rows_per_second``: changes applied, mean over the last minute. ``copy``: the progress of a running
+    copy. ``rules``: how many values the table's rule has changed, by kind, and how many rows its condition has left
+    out. ``layout``: where the configuration now differs from the table's layout on disk, and how to apply that.
     """
 
     state: str
@@ -103,7 +103,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedSource:
-    """A source table that is to feed a lake table with the rows of another one, and therefore does not."""
+    """A source table that would feed a lake table with the rows of another one, and therefore does not."""
 
     table: TableId
     source: TableId
@@ -124,12 +124,12 @@ class BlockedSource:
 class PipelineStatus:
     """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why.
 
-    ``remedy``: what to do where an error of the whole pipeline is the reason. ``age_seconds``: how long ago the newest
-    change in any lake table was committed in the source. ``tables`` are the lake tables; ``blocked`` has what is to
-    feed one of them beside the table that does. ``unanswered`` names what did not answer: ``source``, lake tables;
-    ``source_error`` is what the source, or its driver, said instead of its lag. ``reported_at``: when the running
-    process last reported, in seconds since 1970; ``activity``: what it reported of itself (totals since its start,
-    recent errors, the last hour in steps), as plain values.
+    ``remedy``: what to do if the reason is an error of the whole pipeline. ``age_seconds``: how long ago the newest
+    change in any lake table was committed in the source. ``tables`` are the lake tables; ``blocked`` are second source
+    tables for one of them. ``unanswered`` names what did not answer: ``source``, lake tables; ``source_error`` is what
+    the source or its driver returned instead of its lag. ``reported_at``: when the running process last reported, in
+    seconds since 1970; ``activity``: what it reported about itself (totals since its start, recent errors, the last
+    hour in steps), as plain values.
     """
 
     verdict: str
@@ -156,7 +156,7 @@ class PipelineStatus:
         return f"<PipelineStatus: {self.verdict}, {self.reason}{tables}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, ready for JSON: what ``lakefeed status --json`` prints."""
+        """As plain values, ready for JSON, as ``lakefeed status --json`` prints it."""
         kept = {name: getattr(self.lag, name) for name in ("retained_bytes", "left_bytes", "left_seconds")}
         return {
             "verdict": self.verdict,
@@ -186,7 +186,7 @@ class PipelineStatus:
 class Liveness:
     """What the running process last reported: when, what stops everything, and the tables that cannot go on.
 
-    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails. ``is_complete``: a
+    ``blocked`` as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails. ``is_complete``: a
     sync has just brought everything into the lake that was committed before it began. ``activity`` is the report of
     ``Activity``.
     """
@@ -201,7 +201,7 @@ class Liveness:
     activity: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, root: Path | str | Storage) -> None:
-        """Without fsync. It is often written because of an error, which must not be hidden by another one."""
+        """Without fsync. It is often written because of an error, which another error must not hide."""
         content = {
             "at": self.at,
             "error": self.error,
@@ -216,7 +216,7 @@ class Liveness:
 
     @classmethod
     def read(cls, root: Path | str | Storage) -> Liveness:
-        """One that cannot be read reports nothing: the next one is a second away."""
+        """An unreadable one counts as empty: the next one follows within a second."""
         try:
             content: dict[str, Any] = json.loads(storage_at(root).read("liveness.json"))
             tables = {name: (text[0], text[1]) for name, text in content["tables"].items()}
@@ -237,9 +237,9 @@ def read_status(
 ) -> PipelineStatus:
     """The status of the pipeline whose state is at ``root``.
 
-    ``lag`` may be a call that gives one, what failed, or None if the source has not answered. Lake tables that have not
-    answered by ``until`` (of the monotonic clock) are told so. Read again where the running process has trimmed what
-    was just about to be read.
+    ``lag`` may be a function that returns a Lag, an error, or None if the source has not answered. Lake tables that
+    have not answered by ``until`` (monotonic clock) are reported as such. Reads again if the running process has
+    trimmed what was about to be read.
     """
     state = storage_at(root)
     asker, until = asker or Asker(), time.monotonic() + _ASK_SECONDS if until is None else until
@@ -256,7 +256,7 @@ def read_status(
 def _read_once(
     root: Storage, tables: TableFormat, asked: Lag | Callable[[], object], asker: Asker, until: float, now: float | None
 ) -> PipelineStatus:
-    """1 what the running process reported  2 what each lake table records, all at once  3 the lag  4 the verdict"""
+    """1 what the running process reported, 2 what each lake table records, in parallel, 3 the lag, 4 the verdict"""
     liveness, now = Liveness.read(root), time.time() if now is None else now  # 1
     if not root.has_folder("commits"):
         lag, why = _lag_of(asked)
@@ -284,7 +284,7 @@ def _read_once(
             status = _table_status(state, answers.get(table, _UNANSWERED), liveness, journal, now)
             compared = diffs.load(state.source).last
             if compared is not None and state.phase is not Phase.DROPPED:
-                if status.error is None and compared.error is not None:  # it waits for a person as other errors do
+                if status.error is None and compared.error is not None:  # it waits for a person, like other errors
                     text = f"full comparison: {compared.error}"
                     status = replace(status, error=text, remedy=compared.remedy)
                 status = replace(status, compared=compared)
@@ -312,7 +312,7 @@ def _read_once(
 
 
 def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, str | None]:
-    """The lag, and why it is not known: a source that cannot be asked must not break the status."""
+    """The lag, and why it is not known: a source that does not answer must not break the status."""
     lag = asked() if callable(asked) else asked
     if isinstance(lag, Lag):
         return lag, None
@@ -332,7 +332,7 @@ def _laid_out_otherwise(tables: TableFormat, state: TableState) -> tuple[str, ..
 def _table_status(
     state: TableState, answer: Applied | Exception | None, liveness: Liveness, journal: Journal, now: float
 ) -> TableStatus:
-    """``answer`` is what the lake table records, or what failed: one table must not break the status of the others."""
+    """``answer`` is what the lake table records, or an error: one table must not break the status of the others."""
     activity = liveness.activity.get("tables", {}).get(str(state.table), {})
     error, remedy = liveness.tables.get(str(state.table), (None, None))
     if state.phase is Phase.BLOCKED:
@@ -378,14 +378,14 @@ def _table_status(
 
 
 def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
-    """Up to which change set the table is complete: its own number, or the last one before there is more for it.
+    """Up to which change set the table is complete: its own number, or the last one before the next change for it.
 
-    It never goes down: an idle table is at the head, and then at the one before the first that has changes of it.
+    It never goes down: an idle table is at the head, and later at the one before the first that has changes for it.
     """
     at_trim = state.complete_at_trim if applied.number == state.recorded_at_trim else 0
     number = max(applied.number, at_trim)
     if number < journal.trimmed:
-        return number  # a table that somebody has put back to an older version
+        return number  # somebody has restored an older version of the table
     window = journal.window(state.source, number, journal.head)
     version = applied.schema_version
     if not (window.segments or window.target.version > version or window.open_stale_reasons(version)):
@@ -399,7 +399,7 @@ def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
 
 
 def newest_change(table: TableId, journal: Journal, upto: int) -> float | None:
-    """When the newest of a table's changes up to a change set was committed in the source. None: not known any more."""
+    """When the newest of a table's changes up to a change set was committed in the source. None: no longer known."""
     for commit in reversed(list(journal.commits(max(0, upto - _RECENT), upto))):
         if (entry := commit.tables.get(table)) is not None and entry.segments:
             return journal.newest_time(entry.segments[-1])
@@ -407,7 +407,7 @@ def newest_change(table: TableId, journal: Journal, upto: int) -> float | None:
 
 
 def is_catching_up(state: TableState, applied: int, journal: Journal) -> bool:
-    """True while a live table has not yet passed the newest state that its copy was read at."""
+    """Whether a live table has not yet passed the newest state that its copy was read at."""
     if state.phase is not Phase.LIVE or state.high is None:
         return False
     reached = journal.position(applied) or state.low
@@ -422,7 +422,7 @@ def _verdict(
     behind = [table for table, status in followed.items() if status.applied is not None and status.applied < head]
     failed = [table for table, status in tables.items() if status.error]
     if liveness.error and (holder is not None or now - liveness.at < STALE_SECONDS):
-        return "stalled", liveness.error  # between two tries nobody has the lease
+        return "stalled", liveness.error  # between two tries nobody holds the lease
     if holder is None:
         return "stopped", f"no process runs it; {_left_behind(liveness, tables, behind, failed, lag, now)}"
     if failed:
@@ -452,7 +452,7 @@ def _left_behind(
     lag: Lag,
     now: float,
 ) -> str:
-    """What the process that ran last has left undone. PostgreSQL's log grows without a change of any table."""
+    """What the last running process has left undone. PostgreSQL's log grows even if no table changes."""
     if liveness.error:
         return f"the last error was: {liveness.error}"
     if failed:

@@ -7,8 +7,8 @@ A table's life, each arrow one atomic file write:
        └──────── a gap, a changed key, a lost lake table ─────┘   (a new generation)
                                     BLOCKED: waits for a person; its state has the reason and the remedy
 
-STAGED is written before the source is touched (the crash-safe order: a copy is decided durably, then the resume
-point is made, then rows are read). COPYING has the plan, so that a restart reads only the chunks that are missing.
+STAGED is written before the source is touched (the crash-safe order: a copy is decided durably, then the resume point
+is created, then rows are read). COPYING has the plan, so that a restart reads only the missing chunks.
 """
 
 from __future__ import annotations
@@ -52,20 +52,19 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """One lake table: ``table`` is its name in the lake, ``source`` feeds it, ``mode`` is what it was made as.
+    """One lake table: ``table`` is its name in the lake, ``source`` feeds it, ``mode`` is the mode it was made in.
 
-    ``generation`` names one life of the lake table; it is taken from the clock, so that even a pipeline whose state
-    was deleted cannot take an old table's numbers for its own. ``base``: change sets up to it are inside the copied
-    rows. ``low`` and ``high``: no chunk was read at an earlier state of the source than the first, or at a later one
-    than the second. ``exact_at``: the one state that all were to be read at, by the plan; where ``high`` is the same,
-    they were. ``is_exact``: there was one chunk, read at ``high``. ``notices_upto``: notices of change sets up to it
-    have been acted on. ``recorded_at_trim`` and ``complete_at_trim``: when the journal was last trimmed, the table's
-    own commits recorded the first, and the table was complete up to the second (nothing for it lay between).
-    ``leaving``: the source table is gone, or is not in the configuration any more; ``last_change_set``: the one with
-    the last of its changes, once that is known. ``renewed``: a person wants the table made again, so that it gets what
-    new tables get, and not the types that it had. ``evolution``: what the configuration has it do when the source's
-    schema changes, for readers that do not have the configuration. ``part``: which rows of which lake table it is, in
-    a union.
+    ``generation`` identifies one life of the lake table. It is taken from the clock, so that even a pipeline whose
+    state was deleted cannot take an old table's numbers for its own. ``base``: the copied rows include change sets up
+    to it. ``low`` and ``high``: no chunk was read at a state of the source before the first or after the second.
+    ``exact_at``: the single state that all chunks were meant to be read at; they were if ``high`` is equal.
+    ``is_exact``: there was one chunk, read at ``high``. ``notices_upto``: notices of change sets up to it have been
+    acted on. ``recorded_at_trim`` and ``complete_at_trim``: at the last trim of the journal, the table's own commits
+    recorded the first, and the table was complete up to the second (nothing for it lay in between). ``leaving``: the
+    source table is gone, or no longer in the configuration; ``last_change_set``: the one with its last change, once
+    that is known. ``renewed``: a person wants the table made again, so it gets what new tables get, not the types that
+    it had. ``evolution``: what the configuration says about schema changes of the source, for readers without the
+    configuration. ``part``: in a union, which rows of which lake table it is.
     """
 
     table: TableId
@@ -116,7 +115,7 @@ class TableState:
                 "mode": mode_from_json(data["mode"]),
                 "phase": Phase(data["phase"]),
                 "chunks": tuple(data["chunks"]),
-                "evolution": Evolution().with_choices(data.get("evolution", {})),  # older states have none
+                "evolution": Evolution().with_choices(data.get("evolution", {})),  # older states lack it
                 "schema": TableSchema.from_json(data["schema"]) if data["schema"] else None,
                 "part": Part.from_json(data["part"]) if data.get("part") else None,
                 **{name: decode_position(data[name]) for name in ("low", "high", "exact_at") if data.get(name)},
@@ -125,11 +124,11 @@ class TableState:
 
 
 class TableStates:
-    """The states of one pipeline, a file each. A state is visible only once it is durable.
+    """The states of one pipeline, one file each. A state becomes visible only once it is durable.
 
-    The one writer is the process that has the pipeline's lease; anyone may read. Threads: any. Three threads of a
-    running pipeline change states at the same time, so a change that rests on a state that was read before is made
-    with ``update_if`` or ``stage_if``, or with ``lock`` held over both.
+    The only writer is the process with the pipeline's lease; anyone may read. Threads: any. Three threads of a running
+    pipeline change states at the same time. So make a change that depends on a state read before with ``update_if`` or
+    ``stage_if``, or hold ``lock`` over both.
     """
 
     def __init__(self, root: Path | str | Storage) -> None:
@@ -142,7 +141,7 @@ class TableStates:
         for name, data in zip(names, self._files.read_all(names), strict=True):
             try:
                 body = json.loads(data)
-                if "sha256" in body:  # files of earlier versions have none
+                if "sha256" in body:  # files of earlier versions have no checksum
                     body = unpack(data, self._files.place(name))
                 state = TableState.from_json(body)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LakefeedError) as error:
@@ -164,21 +163,21 @@ class TableStates:
             return self._states.get(table)
 
     def fed(self) -> dict[TableId, Route]:
-        """Of each lake table, the route that its rows came by, or are to come by."""
+        """The route of each lake table, by which its rows came or will come."""
         return {table: state.route for table, state in self.all().items()}
 
     def in_phase(self, *phases: Phase) -> list[TableState]:
         return [state for state in self.all().values() if state.phase in phases]
 
     def close(self) -> None:
-        """From here on nothing is written: the lease goes, and a thread that was left behind may come back late."""
+        """Write nothing from here on: the lease is released, and a thread that was left behind may come back late."""
         with self.lock:
             self._closed = True
 
     def save(self, state: TableState) -> TableState:
         with self.lock:
             if self._closed:
-                raise StateError(f"the pipeline is closed, so the state of {state.table} is not written any more")
+                raise StateError(f"the pipeline is closed, so the state of {state.table} is no longer written")
             self._files.replace(f"{quote(str(state.table), safe=' ')}.json", pack(state.to_json()))
             self._states[state.table] = state
         return state
@@ -188,12 +187,12 @@ class TableStates:
             return self.save(replace(self._states[table], **changes))
 
     def update_if(self, seen: TableState, **changes: Any) -> bool:
-        """Only if the table still has the generation and the phase that were seen: another thread may be ahead."""
+        """Update only if the table still has the generation and phase of ``seen``: another thread may be ahead."""
         with self.lock:
             return self._is_still(seen) and self.update(seen.table, **changes) is not None
 
     def stage(self, route: Route, *, reason: str, notices_upto: int = 0, renewed: bool = False) -> TableState:
-        """Begin a new life of the table, under a new generation."""
+        """Start a new life of the table, with a new generation."""
         with self.lock:
             before = self._states.get(route.table)
             state = TableState(
@@ -215,7 +214,7 @@ class TableStates:
             return self._is_still(seen) and self.stage(seen.route, reason=reason) is not None
 
     def leave(self, table: TableId, reason: str, *, last_change_set: int | None, **changes: Any) -> None:
-        """The table is not followed any more. A live one first gets its changes up to ``last_change_set``, or all."""
+        """Stop following the table. A live one first gets its changes up to ``last_change_set``, or all if None."""
         with self.lock:
             if self._states[table].phase is Phase.LIVE:
                 self.update(table, leaving=True, last_change_set=last_change_set, reason=reason, **changes)
@@ -226,8 +225,8 @@ class TableStates:
     def act_on(self, commit: Commit) -> None:
         """Do what the notices of a change set ask for. Durable on return, so that the source may then be confirmed.
 
-        Idempotent: a state remembers up to which change set its notices are done, so that a start may repeat the
-        newest one, whose process may have died before.
+        Idempotent: a state records up to which change set its notices are done, so that a start may repeat the newest
+        one, in case the process died before.
         """
         for index, notice in enumerate(commit.notices):
             same = [at for at, one in enumerate(commit.notices) if one.table == notice.table]
@@ -244,7 +243,7 @@ class TableStates:
                         blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
                         self.update(state.table, **blocked, **done)
                     elif state.phase is Phase.BLOCKED or (state.phase is Phase.COPYING and state.base < commit.number):
-                        # A live table has the notice in its next window, and the lake's policy decides about it.
+                        # A live table has the notice in its next window, where the lake's policy decides about it.
                         log.warning("table %s is copied again: %s", state.table, notice.reason)
                         self.stage(state.route, reason=notice.reason, **done)
                     elif len(same) > 1:

@@ -1,6 +1,6 @@
-"""Commit: the one file that makes a change set exist. What no commit names does not exist.
+"""Commit: the one file that makes a change set exist. Whatever no commit names does not exist.
 
-Origin: the file that says where the retained journal begins, and whose it is.
+Origin: the file that says where the retained journal begins, and which source it belongs to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """One table in one change set. ``schema_version`` is the table's at the end of it, rows or no rows."""
+    """One table in one change set. ``schema_version`` is the table's at the end of it, with or without rows."""
 
     schema_version: int
     segments: tuple[Segment, ...] = ()
@@ -34,9 +34,9 @@ class TableCommit:
 class Commit:
     """One durable change set: whole source transactions in (start, end].
 
-    ``last_seq`` and ``committed_rows`` are the journal's, cumulative, after this change set. ``generation`` is the
-    writer's lease. ``tables`` has every table with rows or an announced schema; a heartbeat's commit has none.
-    ``file_bytes`` is the size of the commit file itself.
+    ``last_seq`` and ``committed_rows`` are cumulative over the journal, after this change set. ``generation`` is that
+    of the writer's lease. ``tables`` has every table with rows or an announced schema; the commit of a heartbeat has
+    none. ``file_bytes`` is the size of the commit file itself.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Commit:
 
     @property
     def disk_bytes(self) -> int:
-        """The room that its files take: file systems give it out in blocks, of 4 KiB nearly everywhere."""
+        """The disk space of its files: file systems allocate blocks, nearly everywhere of 4 KiB."""
         sizes = (self.file_bytes, *(segment.bytes for segment in self.segments))
         return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in sizes)
 
@@ -75,7 +75,7 @@ class Commit:
 
 
 def dump_commit(commit: Commit, root: Storage) -> bytes:
-    """The content of the commit file. Segment paths are stored relative to ``root``, so a journal can be moved."""
+    """The content of the commit file. Segment paths are relative to ``root``, so that a journal can be moved."""
     tables: dict[str, Any] = {}
     for table, entry in commit.tables.items():
         segments = [
@@ -130,7 +130,7 @@ _NOTICES: dict[type[TableNotice], str] = {
 
 
 def parse_commit(data: bytes, name: str, root: Storage) -> Commit:
-    """One commit file's content. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
+    """Parse a commit file. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
     path = root.place(name)
     body = unpack(data, path)
     try:
@@ -144,7 +144,7 @@ def _parse(body: Mapping[str, Any], data: bytes, name: str, root: Storage) -> Co
     if body.get("format") != _FORMAT:
         raise JournalDamagedError(f"{path} has the format {body.get('format')}; this version reads {_FORMAT}")
     if not name.endswith(f"{body['number']:020d}.json"):
-        raise JournalDamagedError(f"{path} is damaged: it is of change set {body['number']}")
+        raise JournalDamagedError(f"{path} is damaged: it belongs to change set {body['number']}")
     tables: dict[TableId, TableCommit] = {}
     for name, entry in body["tables"].items():
         table = TableId.parse(name)
@@ -167,7 +167,7 @@ def _parse(body: Mapping[str, Any], data: bytes, name: str, root: Storage) -> Co
     for record in body["notices"]:
         table = TableId.parse(record["table"])
         if record["kind"] == _NOTICES[RecopyNeeded]:
-            columns = record.get("columns")  # older commits have none
+            columns = record.get("columns")  # older commits lack it
             notices.append(RecopyNeeded(table, record["reason"], tuple(columns) if columns is not None else None))
         elif record["kind"] == _NOTICES[TableBlocked]:
             notices.append(TableBlocked(table, record["reason"], record["remedy"]))
@@ -178,7 +178,7 @@ def _parse(body: Mapping[str, Any], data: bytes, name: str, root: Storage) -> Co
     except CheckpointError as error:
         raise JournalDamagedError(f"{path} has a position that this version cannot read: {error.message}") from error
     if end is None:
-        raise JournalDamagedError(f"{path} is damaged: it does not say where it ends")
+        raise JournalDamagedError(f"{path} is damaged: it has no end position")
     return Commit(
         number=body["number"],
         start=start,
@@ -195,8 +195,8 @@ def _parse(body: Mapping[str, Any], data: bytes, name: str, root: Storage) -> Co
 
 
 class Predecessor(NamedTuple):
-    """A server that the source was before a fail-over: its identity, the last change set and position that were taken
-    from it, and when (ISO 8601) the next server took over."""
+    """The server that was the source before a fail-over: its identity, the last change set and position captured from
+    it, and when (ISO 8601) the next server took over."""
 
     identity: str
     change_set: int
@@ -206,11 +206,11 @@ class Predecessor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Written before anything is trimmed.
+    """The start of the retained journal. Written before anything is trimmed.
 
-    The number up to which change sets may be gone, the schema version that every table had there, and the identity of
-    the source. A change set above that number which is missing is a loss, not a trim. ``predecessors`` are the
-    identities that the source had before fail-overs, oldest first.
+    ``trimmed`` is the number up to which change sets may be gone, ``versions`` the schema version that each table had
+    there, ``identity`` that of the source. A missing change set above ``trimmed`` is a loss, not a trim.
+    ``predecessors`` are the servers that were the source before fail-overs, oldest first.
     """
 
     trimmed: int = 0

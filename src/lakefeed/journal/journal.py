@@ -35,12 +35,12 @@ from lakefeed.storage.location import storage_at
 log = logging.getLogger(__name__)
 
 _TRIM_AT_ONCE = 1000
-"""Change sets that one step of a trim takes."""
+"""How many change sets one step of a trim removes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimResult:
-    """What one trim took. ``trimmed`` is the journal's mark after it."""
+    """What one trim removed. ``trimmed`` is the journal's mark after it."""
 
     trimmed: int
     change_sets: int = 0
@@ -49,10 +49,10 @@ class TrimResult:
 
 
 class Journal(JournalView):
-    """One place, one writer. See JournalView for the questions; here is what changes it.
+    """One location, one writer. JournalView has the queries; this class has what changes the journal.
 
-    ``append`` and ``record_schema`` wait for each other; ``trim`` runs beside them. Nothing moves back, and nothing
-    is visible, in memory or to another process, before it is durable.
+    ``append`` and ``record_schema`` exclude each other; ``trim`` runs beside them. Nothing moves back, and nothing is
+    visible, in memory or to another process, before it is durable.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Journal(JournalView):
     def open(
         cls, root: Path | str | Storage, *, identity: str | None = None, options: JournalOptions | None = None
     ) -> Journal:
-        """Become the journal's writer; an absent or empty place is a new journal.
+        """Become the journal's writer. An absent or empty location becomes a new journal.
 
-        Takes the lease (LeaseError names the holder), checks the newest commit files and the sizes of their segments
-        (JournalDamagedError names the file), removes the litter of a crash. Of a long journal, older commit files are
-        read and checked when they are needed. SourceChangedError if the journal belongs to another source than
+        Takes the lease (a LeaseError names the holder), checks the newest commit files and the sizes of their segments
+        (a JournalDamagedError names the file), and removes the litter of a crash. Older commit files of a long journal
+        are read and checked when they are needed. SourceChangedError if the journal belongs to another source than
         ``identity``.
         """
         options = options or JournalOptions()
@@ -100,7 +100,7 @@ class Journal(JournalView):
 
     @classmethod
     def read(cls, root: Path | str | Storage) -> Journal:
-        """Read a journal that somebody else may be writing. ``refresh`` reads on; no lease, no change."""
+        """Read a journal that somebody else may be writing. ``refresh`` catches up. Takes no lease, changes nothing."""
         layout = Layout(storage_at(root).below())
         schemas = SchemaHistory(layout.root, layout.schemas)
         journal = cls(layout, catch_up(layout, schemas, None), JournalOptions(), None)
@@ -108,7 +108,7 @@ class Journal(JournalView):
         return journal
 
     def refresh(self) -> None:
-        """See what the writer has done since. The writer itself always knows, and has nothing to refresh."""
+        """See what the writer has done since. Does nothing for the writer itself."""
         if self._lease is not None:
             return
         index = catch_up(self._layout, self.schemas, self._index)
@@ -117,8 +117,8 @@ class Journal(JournalView):
             self._index = index
 
     def adopt(self, identity: str, *, succeeds: str | None = None) -> None:
-        """Name the source that the journal belongs to. SourceChangedError if it is another's; not if that one is the
-        one that ``identity`` ``succeeds``, as a promoted standby does: a record of that is kept."""
+        """Set the source that the journal belongs to. SourceChangedError if it belongs to another one, unless
+        ``identity`` ``succeeds`` that one, as a promoted standby does: then that is recorded."""
         with self._writing, self._trimming:
             self._require_lease()
             known = self._index.origin.identity
@@ -136,21 +136,21 @@ class Journal(JournalView):
                 self._index.origin = origin
 
     def append(self, change_set: ChangeSet) -> Commit:
-        """Make a change set durable and give it the next number. When this returns, the source may forget it.
+        """Make a change set durable and give it the next number. Once this returns, the source may forget it.
 
         1. number its schemas; a new version is durable before anything uses it
-        2. write its segments; they are durable under their names
+        2. write its segments, durably and under their names
         3. check the lease, and create the commit file: of two writers, one gets the number
         4. show it in memory
 
-        If it raises, the change set does not exist and its files are gone; the same change set can be appended
-        again. One exception: when step 3 fails late, nobody knows whether the change set is durable. Then
-        this journal takes nothing more, and opening it again finds out.
-        A change set must start where the journal ends. A heartbeat is refused unless it moves the end.
+        If it raises, the change set does not exist and its files are gone; the same change set can be appended again.
+        One exception: if step 3 fails late, it is not known whether the change set is durable. Then this journal
+        accepts nothing more, and opening it again finds out.
+        A change set must start where the journal ends. A heartbeat that does not move the end is refused.
         """
         with self._writing:
             lease = self._require_lease()
-            index = self._index  # only an append adds to it; a trim replaces it, which moves neither head nor identity
+            index = self._index  # only an append adds to it; a trim replaces it, but changes neither head nor identity
             newest, number = index.newest, index.head + 1
             start, end = change_set.start, change_set.end
             if newest is not None and start != newest.end:  # an empty journal takes any start
@@ -159,7 +159,7 @@ class Journal(JournalView):
             if order == -1:
                 raise JournalError(f"the change set ends at {end}, before its start {start}")
             if order == 0 and change_set.is_heartbeat:
-                raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
+                raise StateError("a heartbeat that does not move the end cannot be appended", remedy="Skip it.")
             root, name = self._layout.root, self._layout.commit(number)
             numbering = Numbering(self.schemas, lambda table: self.version_at(table, number), end)
             writer = SegmentWriter(
@@ -171,14 +171,14 @@ class Journal(JournalView):
             is_under_way = False
 
             def guard() -> None:
-                """As late as can be: nothing comes between this and the creation."""
+                """Called as late as possible: nothing happens between this and the creation."""
                 nonlocal is_under_way
                 hit("journal.before_commit")
                 lease.check()
                 is_under_way = True
 
             try:
-                for schema in change_set.schemas:  # 1: what is announced; the batches may bring more
+                for schema in change_set.schemas:  # 1: the announced ones; the batches may have more
                     numbering.number(schema, announced=True)
                 for batch in change_set.batches:  # 2
                     writer.add(numbering.number(batch.schema), batch.data)
@@ -206,13 +206,13 @@ class Journal(JournalView):
                 root.create(name, data, before=guard)  # 3
                 hit("journal.after_commit")
             except FileExistsError as error:
-                self._unknown = number  # somebody else's: what the journal has now, opening it again finds out
+                self._unknown = number  # it is somebody else's; opening the journal again finds out what it has
                 writer.discard()
                 place = root.place(name)
                 lost = LeaseLostError if root.is_remote else LeaseError
-                raise lost(f"{place} is there already: another writer has used the journal") from error
+                raise lost(f"{place} already exists: another writer has used the journal") from error
             except BaseException:
-                # On an object store the request may still arrive, so that its segments must stay.
+                # On an object store the request may still arrive, so the segments must stay.
                 if is_under_way and (root.is_remote or root.size(name) is not None):
                     self._unknown = number
                 else:
@@ -223,10 +223,10 @@ class Journal(JournalView):
             return commit
 
     def record_schema(self, schema: TableSchema, position: Position) -> TableSchema:
-        """The schema with its version, in effect from the next change set on, durable on return. Idempotent.
+        """The schema with its version, in effect from the next change set on; durable on return. Idempotent.
 
-        For a table that is about to be copied; a change set brings its own schemas. The same shape as the newest
-        version gets that version, and so does one that is recorded again at a position where it was recorded before.
+        For a table that is about to be copied; a change set brings its own schemas. A schema equal to the newest
+        version gets that version, and so does one recorded again at a position where it was recorded before.
         """
         with self._writing:
             self._require_lease()
@@ -237,18 +237,18 @@ class Journal(JournalView):
             return numbered
 
     def trim(self, applied: int, *, needed: Mapping[TableId, Collection[int]] | None = None) -> TrimResult:
-        """Forget change sets up to ``applied`` (the lowest number inside all tables) that retention lets go.
+        """Remove change sets up to ``applied`` (the lowest number that all tables have) that retention does not keep.
 
-        ``needed`` are schema versions that the lake still wants, beside those that retained change sets use. What
+        ``needed`` are schema versions that the lake still needs, besides those that retained change sets use. What
         stays: see ``trim_mark``.
 
-        1. the trim mark is durable, with the schema versions in effect there; see ``pin``
+        1. the trim mark becomes durable, with the schema versions in effect there; see ``pin``
         2. windows below it are refused
-        3. commit files go, oldest first, then their segments: a reader never finds a commit whose segments are gone
-        4. schema versions that nothing needs go
+        3. commit files are removed, oldest first, then their segments: a reader never finds a commit without segments
+        4. schema versions that nothing needs are removed
 
-        A crash in 3 leaves litter and no damage; the next open removes it. A long stretch is trimmed in several steps,
-        so that memory and time of each are bounded.
+        A crash in 3 leaves litter and no damage; the next open removes it. A long range is trimmed in several steps, so
+        that each takes bounded memory and time.
         """
         with self._trimming:
             self._require_lease()
@@ -271,10 +271,10 @@ class Journal(JournalView):
             return TrimResult(trimmed=self.trimmed, change_sets=count, bytes=size, schemas=schemas)
 
     def trim_mark(self, applied: int) -> int:
-        """Up to where ``trim`` would forget now: at or below what is trimmed already, if nothing is to go.
+        """Up to where ``trim`` would remove change sets now; at or below ``trimmed`` if there is nothing to remove.
 
         What stays: the newest ``keep_change_sets``, those younger than ``keep_seconds``, what a reader has pinned, and
-        always the head: it carries the position, the last seq and the row count of all that came before.
+        always the head: it has the position, the last seq and the row count of everything before it.
         """
         trimmed, options = self.trimmed, self._options
         mark = min(applied, self.head - max(options.keep_change_sets, 1))
@@ -282,12 +282,12 @@ class Journal(JournalView):
             mark = min([mark, *(pin.after for pin in open_pins(self._pins))])
         if mark > trimmed and options.keep_seconds:
             limit = datetime.now(UTC) - timedelta(seconds=options.keep_seconds)
-            numbers = range(trimmed + 1, mark + 1)  # by bisection: each may be a file to read
+            numbers = range(trimmed + 1, mark + 1)  # by bisection, since each may be a file to read
             mark = trimmed + bisect_right(numbers, limit, key=lambda number: self.commit(number).written_at)
         return mark
 
     def close(self) -> None:
-        """Give the lease back. Idempotent; waits for an append or a trim that is under way."""
+        """Release the lease. Idempotent; waits for a running append or trim."""
         with self._writing, self._trimming:
             if self._lease is not None:
                 self._lease.release()
@@ -301,9 +301,9 @@ class Journal(JournalView):
         self.close()
 
     def _require_lease(self) -> Lease | StoreLease:
-        """StateError if it takes no more, LeaseError if somebody else has become the writer."""
+        """StateError if the journal accepts nothing more, LeaseError if somebody else has become the writer."""
         if self._lease is None:
-            raise StateError("this journal was opened to be read only", remedy="Open it with Journal.open to write.")
+            raise StateError("this journal was opened read-only", remedy="Open it with Journal.open to write.")
         if not self._lease.held:
             raise StateError("the journal is closed", remedy="Open it again with Journal.open.")
         if self._unknown is not None:
@@ -316,12 +316,12 @@ class Journal(JournalView):
 
     def _forget(self, gone: Sequence[Commit]) -> None:
         """Steps 1 to 3 of a trim for the oldest change sets."""
-        origin, mark = self._index.origin, gone[-1].number  # only a trim moves it
+        origin, mark = self._index.origin, gone[-1].number  # only a trim moves the mark
         since = {table: (origin.trimmed, version) for table, version in origin.versions.items()}
         since |= {table: (one.number, entry.schema_version) for one in gone for table, entry in one.tables.items()}
         for table in self.schemas.tables():
             begun = [one for one in self.schemas[table].beginnings if one.number <= mark]
-            # Several may begin at one number: the last one counts. A commit of that number stands above them.
+            # Several may begin at one number: the last one counts. A commit with that number overrides them.
             if begun and (table not in since or begun[-1].number > since[table][0]):
                 since[table] = (begun[-1].number, begun[-1].version)
         versions = {table: version for table, (_, version) in since.items()}
@@ -336,14 +336,15 @@ class Journal(JournalView):
         self._sound.difference_update(paths)
 
     def _release(self, applied: int) -> None:
-        """On an object store: copies on this machine that no table needs any more."""
+        """On an object store: remove local copies that no table needs any more."""
         if self.root.is_remote:
             done = [path for path in list(self._sound) if int(Path(path).name[:20]) <= applied]
             self.root.release(self.root.name_of(path) for path in done)
             self._sound.difference_update(done)
 
     def _prune(self, table: TableId, needed: Collection[int]) -> int:
-        """Versions at or above the one in effect stay: an append under way may have recorded them."""
+        """Prune the versions of a table. Those from the current one on stay: a running append may have recorded
+        them."""
         wanted, keep_last = set(needed), self._options.keep_schemas
         if keep_last is not None and len(self.schemas[table].versions) > keep_last:
             self._need(0)

@@ -1,4 +1,4 @@
-"""What the files of a journal are called and what their names say."""
+"""The names of a journal's files, and what the names say."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PLAIN = re.compile(r"[a-z0-9_.-]{1,100}")
 
 
 def folder_name(table: TableId) -> str:
-    """A file name for a table: itself where that is safe on every file system and in every Spark path.
+    """A file name for a table: its own name if that is safe on every file system and in every Spark path.
 
-    Otherwise quoted and with a hash of the exact name, so that tables which differ in case, or only in a part too
-    long for a file name, never share a folder.
+    Otherwise it is quoted and gets a hash of the exact name, so that tables whose names differ only in case, or beyond
+    the length of a file name, never share a folder.
     """
     text = str(table)
     if _PLAIN.fullmatch(text):
@@ -40,7 +40,7 @@ class Layout:
         return f"{self.commits}/{number:020d}.json"
 
     def commit_place(self, number: int) -> str:
-        """For messages."""
+        """The address of a commit file, for messages."""
         return self.root.place(self.commit(number))
 
     def segment(self, table: TableId, name: str) -> str:
@@ -52,7 +52,7 @@ class Layout:
         return sorted(int(match[1]) for match in matches if match)
 
     def segment_files(self) -> Iterator[tuple[int, Entry]]:
-        """Every segment file with the number it was written for."""
+        """Every segment file, with the number of the change set it was written for."""
         for entry in self.root.entries(self.segments):
             if match := _SEGMENT.fullmatch(entry.name):
                 yield int(match[1]), entry

@@ -1,11 +1,11 @@
 """Lease: one pipeline has one writer.
 
-The lock is ``flock`` on the lease file: the kernel gives it back when the process ends, however it ends, and refuses a
+The lock is ``flock`` on the lease file: the kernel releases it when the process ends, however it ends, and refuses a
 second opener in the same process too. The file's content says who holds it, with a generation that grows with every
-holder. The content is the fence: right before it makes a change set visible, a writer checks whether the file still
-has what it wrote. A writer whose file was taken away (deleted, replaced, another host's lock on a network file
-system) finds out there and stops. Programs that this process starts do not inherit it, and a child that it forks gives
-its copy up at once: otherwise the child would keep the lock after the parent's end.
+holder. The content is the fence: right before it makes a change set visible, a writer checks that the file still has
+what it wrote. A writer that has lost its file (deleted, replaced, locked by another host on a network file system)
+finds out there and stops. Programs that this process starts do not inherit the lock, and a forked child releases its
+copy at once: otherwise the child would keep the lock after the parent's end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lakefeed.journal.store_lease import Claim, StoreLease, store_holder
 from lakefeed.storage.base import Storage
 from lakefeed.storage.location import storage_at
 
-# ``lease_holder`` takes the lock for an instant to learn whether it is free: an opener waits that out.
+# ``lease_holder`` takes the lock for an instant to learn whether it is free; an opener waits until that has passed.
 _TRIES = 10
 _PAUSE_SECONDS = 0.02
 
@@ -38,7 +38,7 @@ _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who writes a journal, since when, as the how-many-eth holder."""
+    """Who writes a journal, and since when. ``generation`` counts the holders."""
 
     pid: int
     host: str
@@ -52,7 +52,7 @@ class Holder:
 class Lease:
     """The right to write, from ``acquire`` to ``release`` or the end of the process.
 
-    ``held``: not given back. Whether nobody has taken it over is ``check``'s question.
+    ``held``: not released. Whether somebody else has taken it over is for ``check`` to find out.
     """
 
     def __init__(self, path: Path, descriptor: int, generation: int) -> None:
@@ -106,14 +106,14 @@ class Lease:
             raise LeaseError(f"the lease {self._path} was taken over by {holder or 'another writer'}")
 
     def release(self) -> None:
-        """Idempotent. The content stays, because the next holder counts on from its generation."""
+        """Idempotent. The content stays, because the next holder continues from its generation."""
         if self.held:
             self.held = False
             os.close(self._descriptor)
             _held.discard(self)
 
     def _write(self) -> None:
-        """Without a rename, since a renamed file would be another lock; one write, so that readers see it whole."""
+        """Without a rename, since a renamed file would be another lock; in one write, so that readers see it whole."""
         body = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -128,7 +128,7 @@ class Lease:
 
 
 def acquire_lease(root: Storage, name: str, *, seconds: float) -> Lease | StoreLease:
-    """Become the writer. LeaseError, naming the holder, if there is one. ``seconds``: see ``store_lease``."""
+    """Become the writer. A LeaseError names the holder if there is one. ``seconds``: see ``store_lease``."""
     if root.directory is not None:
         return Lease.acquire(root.directory / name)
     return StoreLease.acquire(root, name, seconds=seconds)
@@ -155,7 +155,7 @@ def lease_holder(root: Path | str | Storage) -> Holder | Claim | None:
 
 @cache
 def _watch_forks() -> None:
-    """Once in a process: a forked child closes its copies. The parent's lock stays, because it is the parent's too."""
+    """Once per process: a forked child closes its copies. The parent's lock stays, because the parent holds it, too."""
 
     def give_up() -> None:
         for lease in list(_held):
@@ -165,7 +165,7 @@ def _watch_forks() -> None:
 
 
 def _parse(path: Path) -> Holder | None:
-    """The content of a lease file; None if it has none (new, or its writer died while writing it)."""
+    """The content of a lease file; None if it is not valid (new, or its writer died while writing it)."""
     try:
         body = json.loads(path.read_bytes())
         return Holder(body["pid"], body["host"], datetime.fromisoformat(body["since"]), body["generation"])

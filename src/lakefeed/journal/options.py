@@ -11,13 +11,13 @@ _MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalOptions:
-    """``keep_change_sets``: the newest ones stay even when every table has them, for rebuilds and second modes.
+    """``keep_change_sets``: so many of the newest stay even if every table has them, for rebuilds and second modes.
 
-    ``keep_seconds``: those younger than that stay, too, for readers; 0 keeps none for their age.
+    ``keep_seconds``: younger ones stay, too, for readers; 0 keeps none for their age.
 
-    ``keep_schemas``: versions kept for each table beyond those in use; None keeps all of them, and says so at open.
-    ``segment_bytes``: a change set's Parquet file is closed at this size and a new one begun.
-    ``lease_seconds``: on an object store, how long the writer may be silent before another takes over.
+    ``keep_schemas``: versions kept for each table beyond those in use; None keeps all, and logs a warning at open.
+    ``segment_bytes``: a Parquet file of a change set that reaches this size is closed, and another one started.
+    ``lease_seconds``: on an object store, how long the writer may be silent before another one takes over.
     ``fsync=False`` survives a crash of the process but not of the machine: for tests and benchmarks.
     """
 

@@ -1,15 +1,15 @@
-"""Pins: a reader keeps what the journal has, for a time that it names.
+"""Pins: a reader keeps what the journal has, for a time that it chooses.
 
-A pin is a file below ``pins/``: up to where the journal was trimmed when it was made, and when it ends. No trim goes
-beyond the mark of a pin that has not ended, so that everything a reader could read when it made its pin stays until
-then. A reader that dies leaves its pin, which ends by itself: what is forgotten does not fill a disk for ever.
+A pin is a file below ``pins/``: up to where the journal was trimmed when the pin was made, and when it expires. No trim
+goes beyond the mark of a pin that has not expired, so that everything a reader could read when it made its pin stays
+until then. If a reader dies, its pin expires by itself: a forgotten pin does not fill the disk for ever.
 
-    a pin   1 write it, with the trim mark of now     2 read what a trim has announced, and write it again with that
-    a trim  1 announce how far it would go            2 read the pins, and go to the lowest at most
+    a pin   1 write it, with the current trim mark    2 read what a trim has announced, and write it again with that
+    a trim  1 announce how far it wants to go         2 read the pins, and go no further than the lowest
 
-Each writes first and reads then, so that one of the two always sees the other: nobody waits, and there is no lock that
-somebody could keep. A trim that died after its announcement makes later pins begin a little higher, and no more.
-Times are those of the wall clock; readers on other machines need one that agrees with the pipeline's.
+Both write first and read second, so that at least one of the two always sees the other: nobody waits, and there is no
+lock that somebody could keep. A trim that dies after its announcement makes later pins start a little higher, nothing
+else. Times are wall-clock times; readers on other machines need a clock that agrees with the pipeline's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANNOUNCED = "trimming"
 
 @dataclass(frozen=True, slots=True)
 class PinMark:
-    """One pin as its file says it: change sets above ``after`` are kept until ``expires_at``."""
+    """One pin, as in its file: change sets above ``after`` are kept until ``expires_at``."""
 
     after: int
     made_at: datetime
@@ -50,9 +50,9 @@ class PinMark:
 
 
 class Pin:
-    """What a reader has pinned, from ``make`` to ``release`` (a ``with`` block does both) or to ``expires_at``.
+    """What a reader has pinned, from ``make`` until ``release`` (a ``with`` block does both) or ``expires_at``.
 
-    ``after``: the journal has every change set above it until then.
+    ``after``: until then the journal has every change set above it.
     """
 
     def __init__(self, pins: Storage, name: str, mark: PinMark) -> None:
@@ -63,7 +63,7 @@ class Pin:
 
     @classmethod
     def make(cls, root: Path | str | Storage, seconds: float) -> Pin:
-        """``root`` is the journal's place. Keeps all that it has now for so many seconds."""
+        """Keep everything that the journal at ``root`` has now, for ``seconds``."""
         if not 0 < seconds <= LONGEST_SECONDS:
             raise ConfigError(
                 f"a pin cannot last {seconds} seconds", remedy=f"Give it 1 to {LONGEST_SECONDS:.0f} seconds."
@@ -84,7 +84,7 @@ class Pin:
         return cls(pins, name, _mark(body))
 
     def release(self) -> None:
-        """Let go of it before it ends. Idempotent."""
+        """End the pin early. Idempotent."""
         self._pins.remove([self._name])
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class Pin:
 
 
 def open_pins(pins: Storage) -> list[PinMark]:
-    """The pins that have not ended, whoever made them. Removes the files of those that have."""
+    """The pins that have not expired, whoever made them. Removes the files of those that have."""
     found, now = [], datetime.now(UTC)
     for name, mark in _marks(pins):
         if mark.expires_at > now:
@@ -108,7 +108,7 @@ def open_pins(pins: Storage) -> list[PinMark]:
 
 
 def pinned_below(pins: Storage, mark: int) -> int:
-    """How far a trim to ``mark`` may go now: both steps of it. Only for the one that writes the journal."""
+    """How far a trim to ``mark`` may go now: both of its steps. Only for the writer of the journal."""
     pins.without_fsync().replace(_ANNOUNCED, pack({"upto": mark}))  # 1
     return min([mark, *(pin.after for pin in open_pins(pins))])  # 2
 

@@ -1,8 +1,8 @@
 """Recovery: what a writer does before its first append, and how a reader finds the commits.
 
 A crash leaves two kinds of litter, neither of which exists for a reader: files that no commit names, and files of
-change sets at or below the trim mark. Both are removed. Everything else that is not as the commit files say is damage,
-and damage is named, never repaired by forgetting: a pipeline that silently starts from zero is data loss.
+change sets at or below the trim mark. Both are removed. Any other deviation from the commit files is damage. Damage is
+reported, never repaired by forgetting: a pipeline that silently starts from zero has lost data.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from lakefeed.storage.base import Entry
 log = logging.getLogger(__name__)
 
 READ_AT_OPEN = 1000
-"""The newest commit files, which a writer reads when it opens the journal: more than retention keeps by itself."""
+"""How many of the newest commit files a writer reads when it opens the journal: more than retention keeps by itself."""
 
 _ABANDONED_SECONDS = 3600.0
-"""A temporary file of this age, where others than the lease's holder write too, has no writer any more."""
+"""In folders where others than the lease's holder write too, a temporary file of this age no longer has a writer."""
 
 
 def recover(layout: Layout) -> CommitIndex:
-    """Bring the directory into the state that its commit files describe, or raise what is damaged. With the lease.
+    """Bring the journal into the state that its commit files describe, or raise what is damaged. Needs the lease.
 
-    1. the directories are there
-    2. every commit above the trim mark is there; the newest are whole, and start where the one before them ends
-    3. every segment that these name is there and has its size
+    1. the folders exist
+    2. every commit above the trim mark exists; the newest ones are intact, and each starts where the previous one ends
+    3. every segment that these name exists and has the right size
     4. litter is removed
-    5. every schema version that these use is there
+    5. every schema version that these use exists
 
-    How many are the newest is bounded: a journal that has grown long, because a table is far behind, opens as fast as
-    any other. An older commit is checked when it is read, and a segment always is.
+    The number of newest commits is bounded: a journal that has grown long, because a table is far behind, opens as fast
+    as any other. Older commits are checked when they are read, and segments always are.
     """
     create(layout)  # 1
     origin = load_origin(layout)
     numbers = present(layout, origin.trimmed)  # 2
-    if origin.trimmed and not numbers:  # a trim never takes the head
+    if origin.trimmed and not numbers:  # a trim never removes the head
         raise JournalDamagedError(f"{layout.commit_place(origin.trimmed + 1)} is missing: every commit file is gone")
     head = origin.trimmed + len(numbers)
     commits = load_commits(layout, max(origin.trimmed, head - READ_AT_OPEN))
@@ -73,9 +73,9 @@ def recover(layout: Layout) -> CommitIndex:
 
 
 def create(layout: Layout) -> None:
-    """Make a new journal's folders, ``commits`` first: that it exists tells a new journal from a gutted one.
+    """Create the folders of a new journal, ``commits`` first: its existence tells a new journal from a gutted one.
 
-    A crash in here leaves some of them. Before the first commit the others are made now; after it they are lost.
+    A crash in here leaves some of them. If there is no commit yet, the others are created now; otherwise they are lost.
     """
     root = layout.root
     missing = [folder for folder in (layout.commits, layout.segments, layout.schemas) if not root.has_folder(folder)]
@@ -87,19 +87,19 @@ def create(layout: Layout) -> None:
 
 
 def is_new(layout: Layout) -> bool:
-    """Nothing of a journal is there. JournalDamagedError if its commits alone are missing."""
+    """Whether nothing of a journal exists. JournalDamagedError if only its commits are missing."""
     root = layout.root
     if root.has_folder(layout.commits):
         return False
     traces = [layout.origin] if root.size(layout.origin) is not None else []
     for trace in (*traces, *(folder for folder in (layout.segments, layout.schemas) if root.has_folder(folder))):
         commits = root.place(layout.commits)
-        raise JournalDamagedError(f"{commits} is missing, but {root.place(trace)} is there: this is no new journal")
+        raise JournalDamagedError(f"{commits} is missing, but {root.place(trace)} exists: this is not a new journal")
     return True
 
 
 def load_origin(layout: Layout) -> Origin:
-    """The trim mark. It may only be missing while there is no commit yet."""
+    """The origin with the trim mark. It may be missing only while there is no commit yet."""
     if is_new(layout):
         return Origin()
     try:
@@ -117,7 +117,7 @@ def present(layout: Layout, after: int) -> range:
     numbers = [number for number in layout.commit_numbers() if number > after]
     for expected, number in enumerate(numbers, start=after + 1):
         if number != expected:
-            raise JournalDamagedError(f"{layout.commit_place(expected)} is missing, but change set {number} is there")
+            raise JournalDamagedError(f"{layout.commit_place(expected)} is missing, but change set {number} exists")
     return range(after + 1, after + 1 + len(numbers))
 
 
@@ -132,13 +132,13 @@ def load_commits(layout: Layout, after: int) -> list[Commit]:
     for before, commit in itertools.pairwise(commits):
         if commit.start != before.end:
             raise JournalDamagedError(
-                f"{layout.commit_place(commit.number)} does not start where the one before it ends"
+                f"{layout.commit_place(commit.number)} does not start where the previous one ends"
             )
     return commits
 
 
 def load_retained(layout: Layout, number: int) -> Commit | Origin:
-    """One commit, for a reader beside a writer; the origin, if the writer has trimmed that commit meanwhile."""
+    """One commit, for a reader beside a writer; or the origin, if the writer has trimmed that commit meanwhile."""
     name = layout.commit(number)
     try:
         return parse_commit(layout.root.read(name), name, layout.root)
@@ -151,9 +151,10 @@ def load_retained(layout: Layout, number: int) -> Commit | Origin:
 
 
 def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) -> CommitIndex:
-    """``index`` as the files are now, for a reader beside a writer: what is missing may just have been trimmed.
+    """``index`` brought up to date with the files, for a reader beside a writer: missing files may just have been
+    trimmed.
 
-    A first index, or one that has fallen behind the trim mark, has the newest commit and reads others when asked.
+    A first index, or one that has fallen behind the trim mark, has the newest commit and reads others on demand.
     """
     while True:
         origin = load_origin(layout)
@@ -175,14 +176,14 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
 def remove_litter(
     layout: Layout, trimmed: int, head: int, commits: list[Commit], segments: Sequence[tuple[int, Entry]]
 ) -> tuple[int, dict[int, int]]:
-    """Remove what a crash left behind. Returns how many files, and what each older change set takes on disk.
+    """Remove what a crash left behind. Returns how many files, and the disk space of each older change set.
 
-    ``commits`` are the newest, ``segments`` all segment files. A segment of an older change set is left alone: whether
-    its commit names it, or an attempt of that time could not remove it, is not looked up; the trim mark will pass it. A
-    segment far above the head was never an unfinished append: its commit files are lost, and it is evidence.
-    Where a writer of before may still be alive (an object store, whose lease ran out), segments of the change set that
-    comes next stay: it could commit them yet. Once another has that number, nobody can.
-    Temporary files are removed in the whole state directory, which has more in it than the journal.
+    ``commits`` are the newest ones, ``segments`` all segment files. Segments of older change sets are left alone,
+    without checking whether their commits name them; a leftover among them goes when the trim mark passes it. A segment
+    far above the head cannot come from an unfinished append: its commit files are lost, and it is evidence.
+    On an object store an earlier writer, whose lease has expired, may still be alive; so segments of the next change
+    set stay: it could still commit them. Once another writer has that number, nobody can.
+    Temporary files are removed in the whole state directory, which contains more than the journal.
     """
     root, oldest = layout.root, head - len(commits)
     named = {root.name_of(segment.path) for commit in commits for segment in commit.segments}

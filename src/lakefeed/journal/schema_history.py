@@ -2,11 +2,11 @@
 them each part of one change set has.
 
 One file per table. A version is durable before the first commit that uses it. Recording is idempotent by position: a
-schema change that is read again after a crash, alone or with others, in one change set or in several, gets the
-version it got before. Versions count 1, 2, 3 … for each table and are never given out again.
+schema change that is read again after a crash, alone or with others, in one change set or in several, gets the same
+version as before. Versions count 1, 2, 3 … per table and are never reused.
 
-A version that a commit uses is in effect from that commit on. One that was recorded for a copy of the table, with no
-commit to carry it, has a beginning: the change set number from which it is in effect.
+A version that a commit uses is in effect from that commit on. A version that was recorded for a copy of the table, with
+no commit that carries it, has a beginning: the change set number from which it is in effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lakefeed.storage.base import Storage
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """From change set ``number`` on, ``version`` is in effect, unless a commit names another."""
+    """``version`` is in effect from change set ``number`` on, unless a commit names another."""
 
     number: int
     version: int
@@ -42,7 +42,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """The history of one table: versions by number, and beginnings, oldest first. Never changed, only replaced."""
+    """The history of one table: versions by number, and beginnings, oldest first. Immutable; it is replaced."""
 
     versions: Mapping[int, Version] = field(default_factory=dict)
     beginnings: tuple[Beginning, ...] = ()
@@ -52,7 +52,7 @@ _UNKNOWN = TableHistory()
 
 
 class SchemaHistory:
-    """Safe to use from several threads: reads see a whole state, writes wait for each other."""
+    """Thread-safe: reads see a consistent state, writes exclude each other."""
 
     def __init__(self, root: Storage, folder: str) -> None:
         self._root = root
@@ -61,13 +61,13 @@ class SchemaHistory:
         self._writing = threading.Lock()
 
     def load(self) -> None:
-        """Read every file. JournalDamagedError names the first that is not what was written."""
+        """Read every file. JournalDamagedError names the first damaged one."""
         names = [entry.name for entry in self._root.entries(self._folder) if entry.name.endswith(".json")]
         found = zip(self._root.read_all(names), names, strict=True)
         self._tables = dict(_parse(data, self._root.place(name)) for data, name in found)
 
     def place(self, table: TableId) -> str:
-        """For messages."""
+        """The address of a table's file, for messages."""
         return self._root.place(self._name(table))
 
     def _name(self, table: TableId) -> str:
@@ -77,7 +77,7 @@ class SchemaHistory:
         return tuple(self._tables)
 
     def __getitem__(self, table: TableId) -> TableHistory:
-        """All that is kept of a table; nothing for one that the journal does not know."""
+        """The history of a table; an empty one if the journal does not know the table."""
         return self._tables.get(table, _UNKNOWN)
 
     def versions(self, table: TableId) -> Mapping[int, TableSchema]:
@@ -85,7 +85,7 @@ class SchemaHistory:
         return {number: version.schema for number, version in self[table].versions.items()}
 
     def record(self, schema: TableSchema, position: Position, *, begins: int | None = None) -> TableSchema:
-        """``schema`` with its version; a new one only if it is not known yet, durable on return.
+        """``schema`` with its version, which is new only if the schema is not known yet; durable on return.
 
         ``begins`` gives a new version a beginning: it is in effect from that change set on.
         """
@@ -93,7 +93,7 @@ class SchemaHistory:
             history = self[schema.table]
             newest = max(history.versions, default=0)
             same = [one for one in history.versions.values() if one.schema.same_shape(schema)]
-            for one in same:  # a replay; positions that have no order are never taken for one
+            for one in same:  # a replay; never for positions without an order
                 if type(one.position) is type(position) and one.position >= position:
                     return one.schema
             if same and same[-1].schema.version == newest:
@@ -106,13 +106,14 @@ class SchemaHistory:
             return numbered
 
     def begin(self, table: TableId, beginning: Beginning) -> None:
-        """A version that is known already is in effect again."""
+        """Put a known version in effect again."""
         with self._writing:
             history = self._tables[table]
             self._save(table, replace(history, beginnings=(*history.beginnings, beginning)))
 
     def prune(self, table: TableId, *, keep_last: int | None, needed: Collection[int], trimmed: int) -> int:
-        """Forget old versions that nothing needs, and beginnings at or below ``trimmed``. Returns how many versions.
+        """Remove old versions that nothing needs, and beginnings at or below ``trimmed``. Returns the number of
+        versions.
 
         The ``keep_last`` newest stay, and so does every version in ``needed``.
         """
@@ -159,13 +160,13 @@ def _parse(data: bytes, path: str) -> tuple[TableId, TableHistory]:
 
 @dataclass(slots=True)
 class Numbering:
-    """For one change set, which ends at ``position``. ``in_effect`` gives a table's version before it, if any.
+    """For one change set, which ends at ``position``. ``in_effect`` returns a table's version before it, if any.
 
-    Announcements come first, in order; the batches then find their versions among them, or are the first to show a
-    new one. A batch from before the change still finds the old version.
+    Announcements come first, in order; the batches then find their versions among them, or are the first with a new
+    one. A batch from before a schema change still finds the old version.
 
-    ``final`` has the version of every table of the change set, at its end. A table that was copied under a schema newer
-    than this change set keeps that one: rows of an older shape, from before the copy, do not take the table back to it.
+    ``final`` has the version of every table at the end of the change set. A table that was copied under a schema newer
+    than this change set keeps that one: older rows, from before the copy, do not set the table back.
     """
 
     history: SchemaHistory
@@ -180,13 +181,13 @@ class Numbering:
     def number(self, schema: TableSchema, *, announced: bool = False) -> TableSchema:
         """The schema with its version; a new version is durable on return.
 
-        ``announced``: the table changed to it somewhere in the change set. Otherwise it is a batch's.
+        ``announced``: the table changed to it somewhere in the change set. Otherwise it is the schema of a batch.
         """
         table, shape = schema.table, (schema.table, schema.columns, schema.key)
         if table not in self._current:
             version, self._current[table] = self.in_effect(table), None
             if version is not None:
-                before = self.history[table].versions[version]  # retention never drops what is in effect
+                before = self.history[table].versions[version]  # retention never drops the version in effect
                 self._current[table] = self._known[table, before.schema.columns, before.schema.key] = before.schema
                 if type(before.position) is type(self.position) and before.position.compare(self.position) == 1:
                     self._copied.add(table)
@@ -195,7 +196,7 @@ class Numbering:
         new = numbered is None or (
             announced and (numbered != self._current[table] or numbered.fingerprint != schema.fingerprint)
         )
-        if numbered is None or new:  # if nobody announced it, the rows themselves show the change
+        if numbered is None or new:  # without an announcement, the rows themselves show the change
             numbered = self._current[table] = self._known[shape] = self.history.record(schema, self.position)
         if announced:
             self._announced.add(table)

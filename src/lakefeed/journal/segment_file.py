@@ -1,7 +1,7 @@
-"""Segments: the Parquet files of one change set, one table and schema version each. How they are written and checked.
+"""Segments: the Parquet files of a change set, one table and schema version each. How they are written and checked.
 
-Exactly what Spark reads: the table's own columns, then Lakefeed's, with plain types only. The size and the checksum
-are counted as the bytes go by, so a segment is never read back to be committed; whoever reads it later calls
+They are exactly what Spark reads: the table's own columns, then Lakefeed's, with plain types only. Size and checksum
+are computed as the bytes are written, so that committing a segment needs no read; whoever reads it later calls
 ``check_segment`` first. Nothing written here exists for a reader until a commit file names it.
 """
 
@@ -36,13 +36,13 @@ _GATHERED_TOTAL_BYTES = 64 * 1024 * 1024
 _OPEN_FILES = 128  # well below the usual limit of 1024 descriptors of a process
 _READ_BYTES = 1024 * 1024
 _OPERATIONS = np.array([int(operation) for operation in Operation])
-# Few different values in a row group: worth a dictionary. For the table's own columns it was slower and larger
-# than zstd alone on keys and texts.
+# Few different values per row group: worth a dictionary. For the table's own columns, with keys and texts, a dictionary
+# was slower and larger than zstd alone.
 _DICTIONARY = [OP, POSITION, TIME, TXN]
 
 
 def check_size(segment: Segment, size: int | None, place: str) -> None:
-    """JournalDamagedError, naming the place, unless a file of this size is what its commit names. None: no file."""
+    """JournalDamagedError, naming the place, unless the file exists and has the size in its commit. None: no file."""
     number = place.rpartition("/")[2].partition("-")[0].lstrip("0")
     if size is None:
         raise JournalDamagedError(f"{place} is missing; change set {number} names it")
@@ -51,7 +51,7 @@ def check_size(segment: Segment, size: int | None, place: str) -> None:
 
 
 def check_segment(segment: Segment) -> None:
-    """JournalDamagedError, naming the file, unless it is byte for byte what was written. Reads all of it."""
+    """JournalDamagedError, naming the file, unless it is byte for byte what was written. Reads the whole file."""
     path = Path(segment.path)
     check_size(segment, path.stat().st_size if path.exists() else None, segment.path)
     checksum = 0
@@ -63,12 +63,12 @@ def check_segment(segment: Segment) -> None:
 
 
 def newest_time(segment: Segment) -> float | None:
-    """When the newest change in a segment was committed in the source, by its footer. None if it was just trimmed."""
+    """Commit time, in the source, of the newest change in a segment, from its footer. None if it was just trimmed."""
     return max((high for _, high in _times(segment)), default=None)
 
 
 def oldest_time(segment: Segment) -> float | None:
-    """As ``newest_time``, of the oldest change."""
+    """As ``newest_time``, for the oldest change."""
     return min((low for low, _ in _times(segment)), default=None)
 
 
@@ -87,13 +87,13 @@ def _times(segment: Segment) -> list[tuple[float, float]]:
 class SegmentFile:
     """One segment while it is written: open from the constructor to ``end`` or ``discard``.
 
-    It is the output of its own Parquet writer, so that ``write`` counts the size (``bytes``) and the checksum.
+    It is the output file of its own Parquet writer, so that ``write`` counts the size (``bytes``) and the checksum.
     """
 
     closed = False
 
     def __init__(self, root: Storage, name: str, schema: TableSchema) -> None:
-        """The columns are those of a ChangeBatch, with dictionaries made plain."""
+        """The columns are those of a ChangeBatch, with dictionaries replaced by plain types."""
         self._path = root.path(name)
         self.bytes = 0
         self._crc32 = 0
@@ -113,7 +113,7 @@ class SegmentFile:
         self.file: NewFile = root.new_file(name)
         try:
             self._parquet = pq.ParquetWriter(
-                pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
+                pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees Arrow's reference
                 self._columns,
                 compression="zstd",
                 compression_level=1,
@@ -126,7 +126,7 @@ class SegmentFile:
             raise
 
     def add(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
-        """Add batches, in order, as row groups of their own. Their seq becomes ``seq_base`` + seq."""
+        """Add batches, in order, as row groups of their own. Adds ``seq_base`` to their seq."""
         for batch in batches:
             if batch.schema.metadata:
                 self._replaced.update(replaced_values(batch.schema))
@@ -146,7 +146,7 @@ class SegmentFile:
         self._parquet.write_table(data, row_group_size=ROW_GROUP_ROWS)
 
     def write(self, data: Any) -> int:
-        """Parquet's to call, with the next bytes of the file."""
+        """Called by Parquet with the next bytes of the file."""
         block = memoryview(data)
         self.bytes += block.nbytes
         if not self._discarded:
@@ -155,13 +155,13 @@ class SegmentFile:
         return block.nbytes
 
     def flush(self) -> None:
-        """Nothing is kept back here."""
+        """Nothing is buffered here."""
 
     def close(self) -> None:
-        """Arrow's to call at any time: the storage really closes, since it decides about the fsync."""
+        """Arrow may call this at any time. The storage closes the file, since it decides about the fsync."""
 
     def end(self) -> Segment:
-        """Write the footer and describe it. The file is durable, and there, once its storage has finished it."""
+        """Write the footer, and describe the segment. The file exists, durably, once its storage has finished it."""
         self._parquet.close()
         number = self._counts.tolist()
         return Segment(
@@ -196,7 +196,7 @@ class SegmentFile:
 
 @dataclass(slots=True)
 class _Stream:
-    """One table under its schema version of the moment: what is gathered, and the file it goes to."""
+    """One table under its current schema version: the gathered batches, and the file they go to."""
 
     schema: TableSchema
     gathered: list[pa.RecordBatch] = field(default_factory=list)
@@ -209,10 +209,10 @@ class SegmentWriter:
     """Streams the batches of one change set into segment files.
 
     Use: ``add`` for every batch, ``finish`` once; ``discard`` instead if anything goes wrong. Memory is bounded
-    whatever the size of the change set: small batches are gathered into row groups, and all that is gathered, over all
-    tables, has one limit. So has the number of open files. ``prefix`` begins each file name and is unique to the
-    attempt, so that leftovers of a crash never clash. ``last_seq`` is the journal's: at first the one before the change
-    set, whose rows count on from it. ``rows`` is how many there were so far.
+    whatever the size of the change set: small batches are gathered into row groups, with a limit for each table and one
+    for all together. The number of open files is limited, too. ``prefix`` begins each file name and is unique to the
+    attempt, so that leftovers of a crash never collide. ``last_seq`` is the journal's: initially the one before the
+    change set, from which its rows count on. ``rows`` is the number of rows so far.
     """
 
     def __init__(
@@ -236,19 +236,19 @@ class SegmentWriter:
         self._gathered_bytes = 0
 
     def add(self, schema: TableSchema, data: pa.RecordBatch) -> None:
-        """Take one batch of a table under a numbered schema. JournalError if it is out of order."""
+        """Take one batch of a table under a numbered schema. JournalError if its rows are out of order."""
         if data.num_rows == 0:
             return
         table, seq, previous = schema.table, data.column(SEQ).to_numpy(), self._last_seqs.get(schema.table, -1)
         if int(seq[0]) <= previous or not bool(np.all(seq[1:] > seq[:-1])):
             raise JournalError(f"rows of {table} are out of order: each seq must be above the one before ({previous})")
         if not bool(np.all(np.isin(data.column(OP).to_numpy(), _OPERATIONS))):
-            raise JournalError(f"rows of {table} have an operation that is none of {', '.join(Operation.__members__)}")
+            raise JournalError(f"rows of {table} have an operation other than {', '.join(Operation.__members__)}")
         self._last_seqs[table] = int(seq[-1])
         self.last_seq = max(self.last_seq, self._seq_base + int(seq[-1]))
         stream = self._streams.setdefault(table, _Stream(schema))
         self._streams.move_to_end(table)
-        if stream.schema.version != schema.version:  # ends the file, so that a table's segments never overlap in seq
+        if stream.schema.version != schema.version:  # end the file, so that a table's segments never overlap in seq
             self._write(stream)
             if stream.file is not None:
                 self._close(stream, stream.file)
@@ -264,7 +264,7 @@ class SegmentWriter:
             self._write(max(self._streams.values(), key=lambda other: other.bytes))
 
     def finish(self) -> dict[TableId, list[Segment]]:
-        """Make every file durable under its name. The segments of each table come in the order of their seq."""
+        """Make every file durable under its name. Returns the segments of each table in the order of their seq."""
         for stream in self._streams.values():
             self._write(stream)
         for file in [stream.file for stream in self._streams.values() if stream.file is not None]:
@@ -276,7 +276,7 @@ class SegmentWriter:
         return segments
 
     def discard(self) -> None:
-        """Remove everything this writer wrote. What cannot be removed is cleaned up at the next open."""
+        """Remove everything this writer wrote. Whatever cannot be removed is cleaned up at the next open."""
         for stream in self._streams.values():
             if stream.file is not None:
                 stream.file.discard()
@@ -284,7 +284,7 @@ class SegmentWriter:
             file.discard()
 
     def _write(self, stream: _Stream) -> None:
-        """Turn what a stream has gathered into a row group, and close the file if it is large enough."""
+        """Turn the gathered batches of a stream into a row group, and close the file if it is large enough."""
         if not stream.gathered:
             return
         if stream.file is None:

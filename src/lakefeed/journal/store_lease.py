@@ -1,14 +1,14 @@
-"""StoreLease: one pipeline has one writer, where no kernel can lock a file for it.
+"""StoreLease: one pipeline has one writer, on a storage where no kernel can lock a file.
 
-The lease is an object that says who writes, with a generation that grows with every holder, and for how many
-seconds. The holder puts it again every third of that time, on the condition that it is still what it put last. A holder
-that has not come through for four fifths of the time stops by itself; another takes over once the whole time has passed
-since the last renewal, by the store's own clock or by what it has watched itself. No machine's wall clock is asked. A
-lease that was given back, or whose process has died on this very machine, is free at once.
+The lease is an object that says who writes, with a generation that grows with every holder, and for how many seconds.
+The holder writes it again every third of that time, on the condition that it is still what the holder wrote last. A
+holder that has not succeeded for four fifths of the time stops by itself; another one takes over once the whole time
+has passed since the last renewal, by the store's own clock or by its own observation. No machine's wall clock is
+involved. A lease that was released, or whose process has died on this very machine, is free at once.
 
-The lease keeps two writers from working side by side. That a writer which was stopped and comes back late does no harm
-is the journal's doing: a change set's number is given once (``Storage.create``), and every other file is replaced only
-by whoever knows what is in it (``Storage.replace``).
+The lease keeps two writers from working at the same time. If a writer was suspended and comes back late, the journal
+prevents harm: a change set's number is given once (``Storage.create``), and every other file is replaced only by a
+writer that knows its content (``Storage.replace``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _RENEWALS, _SAFE_SHARE = 3, 0.8
 _GRACE_SECONDS = 1.0
-"""Stores date objects in whole seconds."""
+"""Object stores date objects in whole seconds."""
 _AGAIN_SECONDS = 1.0
 _RELEASE_SECONDS, _EXIT_SECONDS = 5.0, 30.0
 _renewing: weakref.WeakSet[StoreLease] = weakref.WeakSet()
@@ -44,7 +44,7 @@ _renewing: weakref.WeakSet[StoreLease] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The content of a lease object. ``process`` names one process on one running machine, over containers."""
+    """The content of a lease object. ``process`` identifies a process across machines, reboots and containers."""
 
     pid: int
     host: str
@@ -63,7 +63,7 @@ class Claim:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Claim | None:
-        """None for what no lease has written."""
+        """None for anything that is not a lease."""
         try:
             body = json.loads(data)
             return cls(**{**body, "since": datetime.fromisoformat(body["since"])})
@@ -98,13 +98,13 @@ class StoreLease:
 
     @classmethod
     def acquire(cls, root: Storage, name: str, *, seconds: float) -> StoreLease:
-        """LeaseError, naming the holder, if another writer has it."""
-        root = root.below()  # so that what others read is not taken for what this lease knows
+        """A LeaseError names the holder if another writer has it."""
+        root = root.below()  # its own object, so that only this lease's reads count as known content
         found = _read(root, name)
         before = Claim.from_bytes(found) if found is not None else None
         if found is not None and (before is None or is_taken(root, name, found, before)):
             holder = str(before) if before is not None else "another process"
-            left = f"; its lease runs out {before.seconds:.0f} s after its last sign of life" if before else ""
+            left = f"; its lease expires {before.seconds:.0f} s after its last renewal" if before else ""
             raise LeaseError(f"the journal {root} is written by {holder}{left}")
         root.require_fence()
         claim = Claim(
@@ -132,7 +132,7 @@ class StoreLease:
             self._put(generation=generation + 1)
 
     def check(self) -> None:
-        """LeaseLostError unless this process has renewed it, not long ago. Sends no request."""
+        """LeaseLostError unless this process renewed it recently. Sends no request."""
         if not self.held or self._owner != os.getpid():
             raise LeaseError(f"the lease of {self._root} is not held; a forked process does not have its parent's")
         if self._lost is not None:
@@ -140,21 +140,21 @@ class StoreLease:
         if _now() > self._valid_until:
             raise LeaseLostError(
                 f"the lease of {self._root} could not be renewed for {self._claim.seconds * _SAFE_SHARE:.0f} s, so "
-                "that another process may have it by now"
+                "another process may have it by now"
             )
 
     def release(self) -> None:
-        """Idempotent. What it says stays, because the next holder counts on from its generation."""
+        """Idempotent. The content stays, because the next holder continues from its generation."""
         if not self.held:
             return
         self.held = False
         self.stop(_RELEASE_SECONDS)
         if self._owner == os.getpid() and self._lost is None and _now() <= self._valid_until:
-            with suppress(JournalError):  # else it runs out
+            with suppress(JournalError):  # otherwise it expires
                 self._put(released=True)
 
     def stop(self, seconds: float) -> None:
-        """Renew it no more, and wait so long for a request that is under way."""
+        """Stop renewing, and wait up to ``seconds`` for a running request."""
         self._over.set()
         if self._owner == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join(seconds)
@@ -193,7 +193,7 @@ class StoreLease:
             except LeaseLostError as error:
                 found = _read(self._root, self._name)
                 holder = Claim.from_bytes(found) if found is not None else None
-                if holder is not None and holder.token == was.token:  # an earlier put of its own came through after all
+                if holder is not None and holder.token == was.token:  # our own earlier put has succeeded after all
                     self._claim = holder
                     raise StorageUnavailableError(f"the store was slow to take the lease of {self._root}") from error
                 self._lost = f"the lease of {self._root} was taken over by {holder or 'another writer'}"
@@ -203,17 +203,17 @@ class StoreLease:
 
 
 _watched: dict[str, tuple[bytes, float, float]] = {}
-"""Leases of others that this process has met: the content, since when it is the same, and how old it was then."""
+"""Leases of others that this process has met: the content, since when it has not changed, and its age at that time."""
 
 
 def is_taken(root: Storage, name: str, found: bytes, claim: Claim) -> bool:
-    """Has the lease a holder that may still be alive? One that was met before is watched, and its age not asked for."""
+    """Whether the holder may still be alive. A lease that was met before is watched; its age is not asked again."""
     if claim.released or _has_died(claim):
         return False
     place = root.place(name)
     content, since, age = _watched.get(place, (b"", 0.0, 0.0))
     if content != found:
-        # The first one that is met may be old; one that has changed under our eyes is as young as that.
+        # A lease met for the first time may be old; one that has changed while it was watched is new.
         age = (root.age_seconds(name) or 0.0) if not content else 0.0
         content, since = found, _now()
         _watched[place] = (content, since, age)
@@ -221,7 +221,7 @@ def is_taken(root: Storage, name: str, found: bytes, claim: Claim) -> bool:
 
 
 def store_holder(root: Storage, name: str) -> Claim | None:
-    """Who writes, as far as one request tells; None if nobody does."""
+    """Who writes, as far as one request shows; None if nobody does."""
     root = root.below()
     found = _read(root, name)
     claim = Claim.from_bytes(found) if found is not None else None
@@ -233,7 +233,7 @@ def store_holder(root: Storage, name: str) -> Claim | None:
 
 @cache
 def _at_exit() -> None:
-    """Once in a process: an interpreter that ends while a thread is inside the store's library is aborted."""
+    """Once per process: an interpreter that ends while a thread is inside the store's library is aborted."""
 
     def stop_all() -> None:
         for lease in list(_renewing):
@@ -250,13 +250,13 @@ def _read(root: Storage, name: str) -> bytes | None:
 
 
 def _has_died(claim: Claim) -> bool:
-    """For sure: its process was on this machine, in this container, and is not there any more."""
+    """Certain only: its process was on this machine, in this container, and no longer exists."""
     machine, _, started = claim.process.rpartition("/")
     return bool(machine) and machine == _machine() and started != _started(claim.pid)
 
 
 def _machine() -> str:
-    """This machine since it was booted, and the container on it; empty where the system does not say."""
+    """Identifies this machine since its boot, and the container on it; empty if the system does not say."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -265,7 +265,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in the kernel's ticks; empty for one that is not there, or has ended."""
+    """When a process was started, in kernel ticks; empty if it does not exist or has ended."""
     try:
         facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -274,5 +274,5 @@ def _started(pid: int) -> str:
 
 
 def _now() -> float:
-    """Seconds on a clock that nobody sets and that goes on while the machine sleeps."""
+    """Seconds on a clock that nobody sets and that continues while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

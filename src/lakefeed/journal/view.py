@@ -1,4 +1,4 @@
-"""JournalView: every question that can be asked of a journal. CommitIndex: the commits behind the answers."""
+"""JournalView: all queries on a journal. CommitIndex: the commits behind the answers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class NotInMemoryError(Exception):
 
 
 class CommitIndex:
-    """Change sets (trimmed, head], without a gap. Memory only, and not thread-safe by itself: the view guards it.
+    """Change sets (trimmed, head], without a gap. In memory only, and not thread-safe: the view guards it.
 
-    The newest of them are in memory, those above ``loaded``; the view reads older ones when a question needs them, the
-    newest first and each once. ``newest``: the commit of ``head``; None if there is none. ``disk_bytes``: what change
-    sets take on disk, by number, as far as that is known.
+    The newest ones, above ``loaded``, are in memory; the view reads older ones when a query needs them, newest first
+    and each once. ``newest``: the commit of ``head``; None if there is none. ``disk_bytes``: the disk space of change
+    sets, by number, as far as it is known.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class CommitIndex:
             self._entries.setdefault(table, []).append(entry)
 
     def add_older(self, commits: Iterable[Commit]) -> None:
-        """The commits up to ``loaded``, as many as were read. Those that are trimmed by now are left out."""
+        """Add commits up to ``loaded``, as many as were read. Leaves out those that have been trimmed meanwhile."""
         older = [commit for commit in commits if self.origin.trimmed < commit.number <= self.loaded]
         known = self._commits[:1]
         for before, commit in itertools.pairwise([*older, *known]):
             if commit.start != before.end:
-                raise JournalDamagedError(f"change set {commit.number} does not start where the one before it ends")
+                raise JournalDamagedError(f"change set {commit.number} does not start where the previous one ends")
         if not older:
             return
         self.loaded = older[0].number - 1
@@ -80,7 +80,7 @@ class CommitIndex:
             self._entries[table] = entries[table] + self._entries.get(table, [])
 
     def without(self, origin: Origin) -> CommitIndex:
-        """The index after everything up to ``origin.trimmed`` has gone."""
+        """The index without everything up to ``origin.trimmed``."""
         index = CommitIndex(origin, self.schemas, head=self.head)
         index.disk_bytes = {number: size for number, size in self.disk_bytes.items() if number > origin.trimmed}
         index.add_older(self._commits)
@@ -88,7 +88,7 @@ class CommitIndex:
         return index
 
     def commits(self, after: int, upto: int) -> list[Commit]:
-        """The commits in (after, upto]. JournalError if part of them has been trimmed or is not there yet."""
+        """The commits in (after, upto]. JournalError if some have been trimmed or do not exist yet."""
         if after < self.origin.trimmed:
             raise JournalError(
                 f"change sets {after + 1} to {self.origin.trimmed} have been trimmed from the journal",
@@ -106,15 +106,15 @@ class CommitIndex:
         return tuple(sorted(found, key=lambda segment: segment.first_seq))
 
     def version_at(self, table: TableId, number: int) -> int | None:
-        """The newest schema version that is known at or before ``number``: a commit's, a beginning's or the trim's.
+        """The newest schema version known at or before ``number``: from a commit, a beginning or the trim.
 
-        NotInMemoryError if a commit that is not in memory may tell.
+        NotInMemoryError if a commit that is not in memory may have it.
         """
         found = bisect_right(self._numbers.get(table, []), number)
         if not found and self.loaded > self.origin.trimmed:
             history = self.schemas[table]
             is_named = table in self.origin.versions or history.beginnings
-            if len(history.versions) > int(bool(is_named)):  # of a single version, no commit can name another
+            if len(history.versions) > int(bool(is_named)):  # with a single version, no commit can name another
                 raise NotInMemoryError
         since, version = self.origin.trimmed, self.origin.versions.get(table)
         if found:
@@ -123,17 +123,17 @@ class CommitIndex:
         return begun[-1].version if begun and (version is None or begun[-1].number > since) else version
 
     def entries(self, table: TableId) -> list[TableCommit]:
-        """What every commit in memory that names the table says of it, oldest first."""
+        """The entries for a table in all commits in memory, oldest first."""
         return self._entries.get(table, [])
 
 
 class JournalView:
     """The retained change sets (trimmed, head]. Satisfies ``lake.base.ChangeLog``.
 
-    Threads: any method from any thread, while the journal grows and is trimmed. A change set is seen here only after
+    Threads: any method from any thread, while the journal grows and is trimmed. A change set becomes visible only after
     its commit is durable. ``head``, ``last_seq``, ``committed_rows`` and ``trimmed`` never move back.
 
-    ``load`` reads one commit file. Where the writer has trimmed it meanwhile, it gives the origin as it is now.
+    ``load`` reads one commit file; if the writer has trimmed it meanwhile, it returns the current origin.
     """
 
     def __init__(self, layout: Layout, index: CommitIndex, load: Callable[[int], Commit | Origin]) -> None:
@@ -141,13 +141,13 @@ class JournalView:
         self._index = index
         self.schemas = index.schemas
         self._load = load
-        self._lock = threading.Lock()  # guards the index; kept for memory work only, never over I/O
-        self._loading = threading.Lock()  # one thread reads older commits at a time
-        self._sound: set[str] = set()  # segments whose checksum was found right
+        self._lock = threading.Lock()  # guards the index; held for memory work only, never during I/O
+        self._loading = threading.Lock()  # one thread at a time reads older commits
+        self._sound: set[str] = set()  # segments with a verified checksum
 
     @property
     def head(self) -> int:
-        """Number of the newest change set; 0 if there is none."""
+        """The number of the newest change set; 0 if there is none."""
         with self._lock:
             return self._index.head
 
@@ -159,13 +159,13 @@ class JournalView:
 
     @property
     def end(self) -> Position | None:
-        """The position that the journal has reached: the checkpoint. None in an empty journal."""
+        """The position that the journal has reached, which is its checkpoint. None in an empty journal."""
         newest = self._newest()
         return newest.end if newest else None
 
     @property
     def last_seq(self) -> int:
-        """The highest seq ever given to a row; 0 if there was none."""
+        """The highest seq ever given to a row; 0 if there was no row."""
         newest = self._newest()
         return newest.last_seq if newest else 0
 
@@ -177,18 +177,18 @@ class JournalView:
 
     @property
     def identity(self) -> str | None:
-        """The source that the journal belongs to; None as long as nobody has named it."""
+        """The identity of the source that the journal belongs to; None until it is set."""
         with self._lock:
             return self._index.origin.identity
 
     @property
     def predecessors(self) -> tuple[Predecessor, ...]:
-        """The servers that the source was before fail-overs, oldest first."""
+        """The servers that were the source before fail-overs, oldest first."""
         with self._lock:
             return self._index.origin.predecessors
 
     def commits(self, after: int = 0, upto: int | None = None) -> Iterator[Commit]:
-        """The retained commits in (after, upto], in order; trimmed ones are left out. ``upto`` None: to the head."""
+        """The retained commits in (after, upto], in order, without trimmed ones. ``upto`` None means up to the head."""
         self._need(after)
         with self._lock:
             last = self._index.head if upto is None else min(upto, self._index.head)
@@ -196,7 +196,7 @@ class JournalView:
         return iter(found)
 
     def commit(self, number: int) -> Commit:
-        """One retained commit. JournalError if it was trimmed or is not there yet."""
+        """One retained commit. JournalError if it was trimmed or does not exist yet."""
         found = self._find(number)
         if isinstance(found, Commit):
             return found
@@ -204,17 +204,17 @@ class JournalView:
         raise JournalError(f"the journal does not have change set {number}: {retained}")
 
     def position(self, number: int) -> Position | None:
-        """The end position of a change set; None for one that is trimmed, and for 0, which is before the first."""
+        """The end position of a change set; None if it was trimmed, and for 0, which is before the first."""
         found = self._find(number)
         if isinstance(found, Commit):
             return found.end
         return None if number <= found.trimmed else self.commit(number).end
 
     def window(self, table: TableId, after: int, upto: int) -> Window:
-        """Everything of one table in (after, upto]. JournalError if part of it has been trimmed. Reads no segment."""
+        """All changes of one table in (after, upto]. JournalError if some have been trimmed. Reads no segment."""
         self._need(after)
         if len(self.schemas[table].versions) > 1:
-            self.version_at(table, after)  # so that it is in memory
+            self.version_at(table, after)  # loads it into memory
         with self._lock:
             covered = self._index.commits(after, upto)
             segments = self._index.segments(table, after, upto)
@@ -234,27 +234,27 @@ class JournalView:
         return Window(table, after, upto, end, segments, self.schema(table, target), schemas, stale_reasons=stale)
 
     def check(self, window: Window) -> None:
-        """Read the window's segments against their checksums. JournalDamagedError names the first that is damaged.
+        """Compare the window's segments with their checksums. JournalDamagedError names the first damaged one.
 
-        Whoever reads the rows of a window calls this first. A segment never changes, so one that was found sound is not
-        read again by this journal: the cost is one pass over each file, which its writer left in the page cache.
+        Call this before reading the rows of a window. A segment never changes, so this journal verifies each one once:
+        the cost is one pass over each file, which is usually still in the page cache.
         """
         for segment in window.segments:
             if segment.path not in self._sound:
                 self._check(segment)
                 self._sound.add(segment.path)
             elif self.root.is_remote:
-                self.fetch(segment)  # it may have been released meanwhile
+                self.fetch(segment)  # its copy may have been released meanwhile
 
     def schema(self, table: TableId, version: int) -> TableSchema:
-        """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
+        """One version of a table's schema. JournalError if it never existed, or retention has dropped it."""
         found = self.schemas[table].versions.get(version)
         if found is None:
-            raise JournalError(f"the journal has no version {version} of the schema of {table} (any more)")
+            raise JournalError(f"the journal has no version {version} of the schema of {table}, or no longer has it")
         return found.schema
 
     def version_at(self, table: TableId, number: int) -> int | None:
-        """The table's schema version after change set ``number``; None for a table that is not known there."""
+        """The table's schema version after change set ``number``; None if the table was not known then."""
         try:
             with self._lock:
                 return self._index.version_at(table, number)
@@ -269,7 +269,7 @@ class JournalView:
         return self.schema(table, version) if version is not None else None
 
     def backlog_bytes(self, after: int) -> int:
-        """What the retained change sets above ``after`` take on disk, commit files included."""
+        """The disk space of the retained change sets above ``after``, including commit files."""
         with self._lock:
             is_known = self._index.loaded <= after or self._index.loaded in self._index.disk_bytes
         if not is_known:
@@ -278,7 +278,7 @@ class JournalView:
             return sum(size for number, size in self._index.disk_bytes.items() if number > after)
 
     def verify(self) -> int:
-        """Read every retained segment against its checksum. Returns how many; JournalDamagedError names the first."""
+        """Compare every retained segment with its checksum. Returns how many; JournalDamagedError names the first."""
         segments = [segment for commit in self.commits() for segment in commit.segments]
         for segment in segments:
             self._check(segment)
@@ -286,7 +286,7 @@ class JournalView:
         return len(segments)
 
     def newest_time(self, segment: Segment) -> float | None:
-        """When the newest change in a segment was committed in the source. None: trimmed, or too large to fetch."""
+        """Commit time, in the source, of the newest change in a segment. None if trimmed, or too large to fetch."""
         if self.root.is_remote and segment.bytes > _FETCHED_FOR_TIME_BYTES:
             return None
         try:
@@ -297,11 +297,11 @@ class JournalView:
 
     @property
     def root(self) -> Storage:
-        """Where the journal is."""
+        """The storage of the journal."""
         return self._layout.root
 
     def fetch(self, segment: Segment) -> None:
-        """Make a segment readable at its path: on an object store, by a copy."""
+        """Make a segment readable at its path: on an object store, by downloading it."""
         name = self.root.name_of(segment.path)
         try:
             self.root.fetch(name)
@@ -313,7 +313,7 @@ class JournalView:
         try:
             check_segment(segment)
         except JournalDamagedError:
-            self.root.release([self.root.name_of(segment.path)])  # the next try has a new copy of it, not this one
+            self.root.release([self.root.name_of(segment.path)])  # so that the next try downloads it again
             raise
 
     def _newest(self) -> Commit | None:
@@ -321,7 +321,7 @@ class JournalView:
             return self._index.newest
 
     def _find(self, number: int) -> Commit | Origin:
-        """One commit, from memory or from its file; the origin, if the journal does not have it."""
+        """One commit, from memory or from its file; the origin if the journal does not have it."""
         with self._lock:
             index = self._index
             if index.loaded < number <= index.head:
@@ -329,7 +329,7 @@ class JournalView:
         return self._load(number) if index.origin.trimmed < number <= index.head else index.origin
 
     def _need(self, after: int) -> None:
-        """Have every retained commit above ``after`` in memory; at least as many are read as are there already."""
+        """Load every retained commit above ``after`` into memory; reads at least as many as are loaded already."""
         with self._loading:
             with self._lock:
                 index = self._index
@@ -339,7 +339,7 @@ class JournalView:
             older: list[Commit] = []
             for number in range(index.loaded, max(index.origin.trimmed, min(wanted, index.loaded - count)), -1):
                 found = self._load(number)
-                if isinstance(found, Origin):  # trimmed while this was read; what the reader has in memory stays
+                if isinstance(found, Origin):  # trimmed meanwhile; what the reader has in memory stays
                     trimmed = min(found.trimmed, index.head - 1)
                     with self._lock:
                         self._index = self._index.without(replace(found, trimmed=trimmed))
@@ -349,7 +349,7 @@ class JournalView:
                 self._index.add_older(reversed(older))
 
     def _known_version(self, table: TableId, number: int) -> int:
-        """The version at ``number``; before the table was first seen, the first one it had."""
+        """The version at ``number``; before the table first appeared, its first version."""
         kept = self.schemas.versions(table)
         if len(kept) == 1 and self._index.loaded > self._index.origin.trimmed:
             return next(iter(kept))  # no commit can name another

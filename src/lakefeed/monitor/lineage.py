@@ -1,8 +1,8 @@
 """Lineage: which source table feeds which lake table, as OpenLineage events. An extra: ``lakefeed[openlineage]``.
 
-Where they go is OpenLineage's own configuration (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG`` and the rest). One run of
-the pipeline is one run there: START, RUNNING for each copy and at most once a minute while changes arrive, COMPLETE or
-FAIL. An event that cannot be sent is logged and costs nothing else: events go by a thread of their own.
+OpenLineage's own configuration decides where they go (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG`` and so on). One run
+of the pipeline is one run there: START, RUNNING for each copy and at most once a minute while changes arrive, COMPLETE
+or FAIL. A thread of its own sends the events; one that cannot be sent is logged and has no other effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EVERY_SECONDS, _CLOSE_SECONDS, _MOST_WAITING = 60.0, 3.0, 1_000
 
 
 class Lineage(Listener):
-    """``inputs`` gives, for a lake table, the namespace and name of its source table; ``outputs`` those of itself."""
+    """``inputs`` returns the namespace and name of the source table of a lake table, ``outputs`` those of itself."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Lineage(Listener):
         inputs: Callable[[TableId], tuple[str, str]],
         outputs: Callable[[TableId], tuple[str, str]],
     ) -> Lineage:
-        """Events to where the OPENLINEAGE_ variables say. ConfigError without the extra."""
+        """Send events to where the OPENLINEAGE_ variables say. ConfigError without the extra."""
         try:
             from openlineage.client import OpenLineageClient
         except ImportError as error:
@@ -83,7 +83,7 @@ class Lineage(Listener):
         self._emit("RUNNING", rows)
 
     def close(self, error: BaseException | None = None) -> None:
-        """The run has ended, well or with ``error``. Waits three seconds at most for events that are not sent yet."""
+        """End the run, successfully or with ``error``. Waits at most three seconds for events that are not sent yet."""
         with self._lock:
             rows, self._rows = self._rows, {}
         self._emit("COMPLETE" if error is None else "FAIL", rows, error)
@@ -119,11 +119,11 @@ class Lineage(Listener):
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            log.warning("an OpenLineage event is dropped: %d wait already", _MOST_WAITING)
+            log.warning("an OpenLineage event is dropped: %d are already waiting", _MOST_WAITING)
 
     def _send(self) -> None:
         while (event := self._events.get()) is not None:
             try:
                 self._client.emit(event)
-            except Exception as error:  # noqa: BLE001  # whatever a transport raises: lineage never stops a pipeline
+            except Exception as error:  # noqa: BLE001  # whatever a transport raises, lineage never stops a pipeline
                 log.warning("an OpenLineage event could not be sent: %s", error)

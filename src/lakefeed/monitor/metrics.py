@@ -1,7 +1,7 @@
 """Metrics: the document of a Watch as Prometheus text. docs/observability.md lists them, with what to do about each.
 
-Every metric is a gauge or a counter with the labels that stand in its line; ``pipeline`` is on all of them. What is not
-known has no sample, rather than a 0 that looks like health.
+Every metric is a gauge or a counter with the labels in its line; ``pipeline`` is on all of them. An unknown value has
+no sample, rather than a 0 that looks healthy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPERATIONS = ("inserted", "updated", "deleted", "truncated", "copied")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``samples`` gives labels and value; None as a value leaves the sample out."""
+    """``samples`` returns labels and values; a value of None leaves the sample out."""
 
     name: str
     kind: str
@@ -29,7 +29,7 @@ class Metric:
 
 
 def _one(*path: str) -> Callable[[Document], Samples]:
-    """The value at a path of the document."""
+    """The value at a path in the document."""
 
     def samples(document: Document) -> Samples:
         value: Any = document
@@ -41,7 +41,7 @@ def _one(*path: str) -> Callable[[Document], Samples]:
 
 
 def _tables(value: Callable[[Mapping[str, Any]], float | int | None]) -> Callable[[Document], Samples]:
-    """A value of each table that is not dropped."""
+    """A value for each table that is not dropped."""
 
     def samples(document: Document) -> Samples:
         for name, table in document["tables"].items():
@@ -135,7 +135,7 @@ METRICS = (
 
 
 def prometheus_text(document: Document) -> str:
-    """The document in the text format, version 0.0.4. A metric without a sample has its two comment lines."""
+    """The document in the text format, version 0.0.4. A metric without samples still has its two comment lines."""
     return "".join(f"{line}\n" for line in _lines(document))
 
 

@@ -1,6 +1,6 @@
-"""The dashboard's HTTP server: read-only, a few fixed addresses, answers at once from the last document of a Watch.
+"""The dashboard's HTTP server: read-only, a few fixed paths, answers at once from the last document of a Watch.
 
-| address        | answers                                                        | without a token |
+| path           | answers                                                        | without a token |
 |----------------|----------------------------------------------------------------|-----------------|
 | `/`            | the dashboard, with `/page.css`, `/page.js` and `/icon.svg`    | no              |
 | `/status.json` | what `lakefeed status --json` prints, and the last hour        | no              |
@@ -8,10 +8,10 @@
 | `/healthz`     | 200 while the process lives                                    | yes             |
 | `/readyz`      | 200 if the verdict is good and every table is live, else 503   | yes             |
 
-Who may ask: on a loopback address everybody on this machine; on any other one who has the token, as `Authorization:
-Bearer …` or as the password of HTTP Basic, which a browser asks for by itself. Without a token other addresses are
-refused at the start, and so is a request whose `Host` is none of this machine's names: a page of another site that has
-its name point here could otherwise read it.
+Who may ask: on a loopback address, everybody on this machine; on any other address, whoever has the token, as
+`Authorization: Bearer …` or as the password of HTTP Basic, which a browser asks for by itself. Without a token, the
+server refuses to start on other addresses, and refuses requests whose `Host` is not a name of this machine: otherwise a
+page of another site whose name points here could read it.
 """
 
 from __future__ import annotations
@@ -57,20 +57,21 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _OPEN = ("/healthz", "/readyz")
-"""Answered without a token, and then in one word: what a container's probes ask."""
+"""Answered without a token, and then in one word, for a container's probes."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``127.0.0.1:8765``, ``[::1]:8765`` or ``8765``. Port 0: one that is free. ConfigError."""
+    """Host and port of ``127.0.0.1:8765``, ``[::1]:8765`` or ``8765``. Port 0 means any free one. ConfigError for
+    anything else."""
     host, separator, port = text.rpartition(":")
     host = (host if separator else "127.0.0.1").removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"'{text}' is no address to listen on", remedy="Write host:port, such as 127.0.0.1:8765.")
+        raise ConfigError(f"'{text}' is not an address to listen on", remedy="Write host:port, as in 127.0.0.1:8765.")
     return host, int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Is this address reachable from this machine alone? A name other than localhost is not trusted to be."""
+    """Whether only this machine can reach this address. No name but localhost is trusted to be one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -84,12 +85,12 @@ class DashboardServer:
         host, port = parse_address(address)
         if token is not None and len(token) < _TOKEN_LETTERS:
             raise ConfigError(
-                f"the dashboard's token has {len(token)} characters; {_TOKEN_LETTERS} are the least",
+                f"the dashboard's token has {len(token)} characters; it needs at least {_TOKEN_LETTERS}",
                 remedy="Make one: openssl rand -hex 32",
             )
         if token is None and not is_loopback(host):
             raise ConfigError(
-                f"the dashboard would be open to everybody who reaches {host}",
+                f"the dashboard would be open to everybody who can reach {host}",
                 remedy="Listen on 127.0.0.1, or set a token: export LAKEFEED_HTTP_TOKEN=$(openssl rand -hex 32)",
             )
         self._watch = watch
@@ -99,7 +100,7 @@ class DashboardServer:
         except OSError as error:
             raise ConfigError(
                 f"the dashboard cannot listen on {address}: {error.strerror or error}",
-                remedy="Choose another port, or 0 for one that is free: --http 127.0.0.1:0",
+                remedy="Choose another port, or 0 for any free one: --http 127.0.0.1:0",
             ) from error
         shown, self.port = "localhost" if host == "localhost" else host, int(self._server.server_address[1])
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/"
@@ -126,7 +127,7 @@ class DashboardServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, and never more than a few: a client that keeps many open gets no more."""
+    """A thread for each connection, up to a limit: a client that keeps many open gets no more."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -203,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self) -> None:
         if self.token is None:
-            text = b"This dashboard is for this machine alone: open it as http://127.0.0.1 or http://localhost.\n"
+            text = b"This dashboard is for this machine only: open it as http://127.0.0.1 or http://localhost.\n"
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, text)
         else:
             self._answer(HTTPStatus.UNAUTHORIZED, b"The dashboard needs its token; any user name.\n")
@@ -223,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def unready(document: Mapping[str, Any]) -> str | None:
-    """Why the lake is not to be relied on yet; None if it is."""
+    """Why the lake cannot be relied on yet; None if it can."""
     if document["read_seconds_ago"] > _STALE_SECONDS:
         return f"the status was read {document['read_seconds_ago']:.0f} s ago"
     if document["verdict"] not in ("healthy", "idle"):

@@ -1,8 +1,8 @@
 """Traces: what a pipeline does as OpenTelemetry spans. An extra: ``pip install 'lakefeed[otel]'``.
 
-Where they go is OpenTelemetry's own configuration (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME`` and so on). A
-span is made when its work is over, with the times of it, so that nothing waits for a tracer. Spans have names, counts
-and positions; never a row, and never a connection string.
+OpenTelemetry's own configuration decides where they go (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME`` and so
+on). A span is made after its work, with the times of the work, so that nothing waits for a tracer. Spans have names,
+counts and positions, but never a row and never a connection string.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Traces(Listener):
 
     @classmethod
     def from_environment(cls, pipeline: str) -> Traces:
-        """Spans to where the OTEL_ variables say. ConfigError without the extra."""
+        """Send spans to where the OTEL_ variables say. ConfigError without the extra."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -47,7 +47,7 @@ class Traces(Listener):
         return cls(pipeline, provider)
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most."""
+        """Send what is left, within two seconds at most."""
         self._provider.force_flush(_FLUSH_MILLISECONDS)
         self._provider.shutdown()
 

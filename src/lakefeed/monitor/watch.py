@@ -1,8 +1,8 @@
-"""Watch: how a pipeline stands, read again and again, as one document for dashboard, ``/status.json`` and metrics.
+"""Watch: reads the status of a pipeline repeatedly, as one document for the dashboard, ``/status.json`` and metrics.
 
-A thread of its own asks; whoever wants the document gets the last one at once, whatever hangs. It works the same in the
-process that runs the pipeline and in any other one: everything comes from ``Pipeline.status``, which needs neither
-Spark nor the lease.
+A thread of its own asks; a caller gets the last document at once, whatever hangs. It works the same in the process that
+runs the pipeline and in any other one: everything comes from ``Pipeline.status``, which needs neither Spark nor the
+lease.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from lakefeed.storage.location import storage_at
 log = logging.getLogger(__name__)
 
 _BUSY_SECONDS, _IDLE_SECONDS = 2.0, 10.0
-"""Between two looks: while somebody watches, and while nobody does."""
+"""Between two readings: while somebody watches, and while nobody does."""
 
 _WATCHED_SECONDS = 30.0
-"""Somebody watches for so long after the last question."""
+"""Somebody counts as watching for this long after the last request."""
 
 _PATIENCE_SECONDS = 30.0
-"""How long the last good document stands in for a status that does not come: it has the time that it is of."""
+"""How long the last good document replaces a status that does not arrive; it says how old it is."""
 
 _FINDINGS_SECONDS, _JOURNAL_SECONDS = 300.0, 1.0
 _CHANGE_SETS = 15
@@ -42,7 +42,7 @@ _RATE_STEPS = 6
 
 
 class Watch:
-    """See the module. ``about``: what the document says of source and lake; ``findings``: the source's preflight."""
+    """See the module. ``about``: what the document says about source and lake; ``findings``: the source's preflight."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent. A look that hangs is left to its thread."""
+        """Idempotent. A reading that hangs is left to its thread."""
         self._over = True
         self._wake.set()
 
     def document(self) -> dict[str, Any]:
-        """The newest one, with ``read_seconds_ago``. Waits for the first one, for three seconds at most."""
+        """The newest document, with ``read_seconds_ago``. Waits up to three seconds for the first one."""
         was_idle = time.monotonic() - self._asked_at > _WATCHED_SECONDS
         self._asked_at = time.monotonic()
         if was_idle:
@@ -89,10 +89,10 @@ class Watch:
         return {**found, "read_seconds_ago": round(max(0.0, time.time() - found["at"]), 1)}
 
     def look(self) -> dict[str, Any]:
-        """Ask now. Takes two seconds at most for the status, and nothing for findings that hang."""
+        """Read now. Takes at most two seconds for the status, and does not wait for findings."""
         status = self._status()
         if "state directory" in status.unanswered and time.monotonic() - self._good_at < _PATIENCE_SECONDS:
-            # A machine that is busy for a moment is no reason for an alarm.
+            # A machine that is busy for a moment is not a reason for an alarm.
             return {**self._document, "unanswered": list(status.unanswered)}
         now, shown = time.time(), status.to_dict()
         self._good_at = time.monotonic() if not status.unanswered else self._good_at
@@ -144,7 +144,7 @@ class Watch:
         return {"pipeline": self._name, "version": version("lakefeed"), "at": time.time(), "about": self._about}
 
     def _failed(self, error: LakefeedError) -> dict[str, Any]:
-        """The document of a pipeline whose status cannot be told: the same keys, and why."""
+        """The document of a pipeline whose status cannot be read: the same keys, and the reason."""
         stalled = PipelineStatus(verdict="stalled", reason=error.message, remedy=error.remedy).to_dict()
         step = int(time.time()) // STEP_SECONDS
         return {
@@ -163,7 +163,7 @@ class Watch:
     def _history(self, reported: Mapping[str, Any], step: int) -> dict[str, Any]:
         """The last hour up to now, whenever the running process last reported: a step without a report has 0.
 
-        ``lag_seconds`` is the larger of what waited in the journal and what waited in the source.
+        ``lag_seconds`` is the larger of the lag of the journal and that of the source.
         """
         end = int(reported.get("until", 0)) // STEP_SECONDS  # the step after its newest
         first = step - HISTORY_STEPS + 1
@@ -183,7 +183,7 @@ class Watch:
         }
 
     def _journal(self) -> tuple[list[dict[str, Any]], int, float | None]:
-        """The newest change sets, newest first; what the journal takes on disk; when the last one was written."""
+        """The newest change sets, newest first; the journal's disk space; when the last one was written."""
         if not self._root.has_folder("commits"):
             return [], 0, None
         try:
@@ -206,7 +206,7 @@ class Watch:
         return listed, size, commits[-1].written_at.timestamp() if commits else None
 
     def _current_findings(self) -> list[dict[str, Any]]:
-        """What the source's preflight found, asked every five minutes, beside everything else."""
+        """Findings of the source's preflight, which is run every five minutes, in the background."""
         if time.monotonic() - self._findings_at > _FINDINGS_SECONDS or not self._findings_at:
             self._findings_at = time.monotonic()
 

@@ -27,13 +27,13 @@ def read_at(
     """A table of the lake as it was at a position of the source, or at the end of a change set.
 
     ``lake`` is the lake's path, whatever the format of its tables, or the lake itself: ``Iceberg(spark, path,
-    catalog=…)`` for tables of a catalog. A position is a value or its encoded text, ``sqlite=8@1794778483365``, as in
-    the column ``_lakefeed_position``; one inside a change set reads as the end of the one before.
+    catalog=…)`` for tables in a catalog. A position is a value or its encoded text, ``sqlite=8@1794778483365``, as in
+    the column ``_lakefeed_position``; one inside a change set reads as the end of the previous one.
 
-    Where a merge ended at that point, this is a version of the table, and needs no journal. Else it is the version
-    before it with the journal's change sets on top, merged or not. LakeError with the reason if one of the two is gone,
-    if the journal does not reach there, or if the rows of the table's copy were read at several moments after that
-    point.
+    If a merge ended at that point, this is a version of the table, and needs no journal. Otherwise it is the version
+    before it, with the journal's change sets on top, merged or not. LakeError with the reason if one of the two is
+    gone, if the journal does not reach that point, or if the rows of the table's copy were read at several moments
+    after it.
     """
     point, name, place = _Point.of(position, change_set), TableId.parse(table), ReadLake.of(spark, lake)
     if "://" not in place.root and (parts := _union(place, name)) is not None:
@@ -56,7 +56,7 @@ def read_at(
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """What was asked for; exactly one of the two."""
+    """What was asked for: exactly one of the two."""
 
     position: Position | None
     change_set: int | None
@@ -71,20 +71,20 @@ class _Point:
         return f"position {self.position}" if self.position is not None else f"change set {self.change_set}"
 
     def covers(self, commit: LogCommit) -> bool:
-        """Does the commit bring nothing from after this point?"""
+        """Whether the commit contains nothing from after this point."""
         if self.change_set is not None:
             return commit.upto <= self.change_set
         return commit.position is None or self.compare(commit.position) in (0, 1)
 
     def compare(self, other: Position) -> int | None:
-        """The asked position against another of the source; None if they are not ordered."""
+        """The requested position compared with another one of the source; None if they are not ordered."""
         try:
             return self.position.compare(other) if self.position is not None else None
         except TypeError:
             raise self.other_kind(other) from None
 
     def is_exactly(self, commit: LogCommit) -> bool:
-        """Did the commit end at this very point?"""
+        """Whether the commit ended at this very point."""
         if self.change_set is not None:
             return commit.applied == self.change_set
         return commit.position is not None and self.compare(commit.position) == 0
@@ -96,7 +96,7 @@ class _Point:
 
 
 def _pipeline(lake: ReadLake, metadata: Mapping[str, Any]) -> ReadPipeline | None:
-    """The pipeline that made the table, where its journal can be read from here."""
+    """The pipeline that made the table, if its journal can be read."""
     if "://" in lake.root or not metadata:
         return None
     try:
@@ -115,7 +115,7 @@ def _union(lake: ReadLake, table: TableId) -> ReadPipeline | None:
 
 
 def _number(pipeline: ReadPipeline | None, table: TableId, point: _Point, state: LogState) -> int:
-    """The change set that a point between two merges stands for. LakeError if the journal does not tell."""
+    """The change set for a point between two merges. LakeError if the journal does not have it."""
     if pipeline is None:
         raise LakeError(
             f"table {table} cannot be read at {point}: no merge ended there, and its journal cannot be read from here",
@@ -130,7 +130,7 @@ def _number(pipeline: ReadPipeline | None, table: TableId, point: _Point, state:
 
 
 def _check_settled(pipeline: ReadPipeline | None, table: TableId, point: _Point, state: LogState) -> None:
-    """The rows of a copy are of several moments up to ``copied_upto``; from there on the table is exact."""
+    """The rows of a copy come from several moments up to ``copied_upto``; from there on the table is exact."""
     copied = state.copied_upto
     if copied is None or (state.commit.position is not None and state.commit.position >= copied):
         return
@@ -155,7 +155,7 @@ def _too_old(table: TableId, point: _Point, commits: list[LogCommit], keeps_more
     states = [commit for commit in commits if commit.applied is not None]
     if not states:
         return LakeError(
-            f"the table of {table} has no commit of Lakefeed that says what it shows",
+            f"table {table} has no commit that says which change sets it has",
             remedy="Check the lake's path and the table's name; a copy that is under way shows nothing yet.",
         )
     first = states[0]

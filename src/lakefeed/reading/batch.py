@@ -14,7 +14,7 @@ from lakefeed.reading.options import Edge, ReadOptions, remedy_in_text
 from lakefeed.reading.rows import ChangePartition, SegmentRead, read_partition
 
 PARTITION_BYTES = 8 * 1024 * 1024
-"""Starting a Python task costs far more than reading a small segment: a task must have more to do than to start."""
+"""Starting a Python task costs far more than reading a small segment, so a task must be worth its start."""
 
 
 class ChangeReader(DataSourceReader):
@@ -37,7 +37,7 @@ class ChangeReader(DataSourceReader):
 
 
 def first_wanted(options: ReadOptions, feed: TableFeed) -> int:
-    """The number of the first change set to be read."""
+    """The number of the first change set to read."""
     if options.start is Edge.EARLIEST:
         return feed.trimmed + 1
     if options.start is Edge.LATEST:
@@ -47,7 +47,7 @@ def first_wanted(options: ReadOptions, feed: TableFeed) -> int:
 
 
 def last_wanted(options: ReadOptions, feed: TableFeed) -> int:
-    """The number of the last change set of a batch read. JournalError if it is not there."""
+    """The number of the last change set of a batch read. JournalError if it does not exist."""
     if not isinstance(options.end, int):
         return feed.head
     feed.check(options.end - 1, options.end)
@@ -55,9 +55,9 @@ def last_wanted(options: ReadOptions, feed: TableFeed) -> int:
 
 
 def change_partitions(feed: TableFeed, parts: Sequence[Part], target: TableSchema) -> list[ChangePartition]:
-    """What tasks read: a partition per segment, but small neighbours share one up to PARTITION_BYTES.
+    """What tasks read: a partition per segment; small neighbours share one, up to PARTITION_BYTES.
 
-    TableStoppedError before anything is read, if a version cannot be followed.
+    TableStoppedError, before anything is read, if a schema version cannot be converted.
     """
     schemas = feed.schemas
     columns = {

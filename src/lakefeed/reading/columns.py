@@ -1,8 +1,9 @@
 """How rows of one schema version become rows of another, planned once per version.
 
-Older rows are brought up to the target: renamed columns follow, added ones read their default, dropped ones go. Rows
-newer than the target exist in a stream, whose columns are fixed when it starts: renames follow back, added columns are
-left out, and a dropped column or one of an unreadable type stops the stream. A value is never changed to make it fit.
+Older rows are converted to the target: columns are renamed, added ones have their default, dropped ones are removed.
+Rows newer than the target occur in a stream, whose columns are fixed when it starts: renames are reversed, added
+columns are left out, and a dropped column or one with an unreadable type stops the stream. A value is never changed to
+make it fit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Default = int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """A column of the target: under which name a segment has it, or what it reads as where the segment has it not."""
+    """A column of the target: its name in a segment, or its value for segments that do not have it."""
 
     name: str
     type: pa.DataType
@@ -32,8 +33,8 @@ class ReadColumn:
 
 
 def read_columns(schemas: Mapping[int, TableSchema], version: int, target: TableSchema) -> tuple[ReadColumn, ...]:
-    """The target's columns for rows of ``version``. TableStoppedError if they cannot be had, with what to do."""
-    if version <= target.version:  # older rows: a column that was added later reads as its default
+    """The target's columns for rows of ``version``. TableStoppedError, with the remedy, if that is impossible."""
+    if version <= target.version:  # older rows: a column that was added later has its default
         origin = _origins(schemas, version, target.version, target)
         for name, was in origin.items():
             if was is not None:

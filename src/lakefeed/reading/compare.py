@@ -1,15 +1,15 @@
-"""Two tables of the same columns, compared on Spark: digests first, rows only where these differ.
+"""Compares two tables with the same columns on Spark: digests first, rows only where these differ.
 
-  1 digest    each row becomes two numbers of 64 bits for its key and two for its values, by hashes with different
-              seeds; rows are spread over buckets by their key, and of each bucket the number of rows and the sums of
+  1 digest    each row becomes two 64-bit numbers for its key and two for its values, by hashes with different seeds;
+              rows are distributed over buckets by their key, and for each bucket the number of rows and the sums of
               their digests are compared. Only these sums come to the driver
-  2 drill     of the buckets that differ, the keys whose rows are not the same on both sides, as multisets: a row that
-              is there twice is a difference
-  3 show      of those, up to a limit, the values: which columns differ
+  2 drill     in the buckets that differ, find the keys whose rows are not the same multiset on both sides: a row that
+              occurs twice is a difference
+  3 show      for those, up to a limit, get the values: which columns differ
 
-A value is hashed in a form that tells apart what SQL's own equality does not: -0.0 from 0.0, NULL from everything, one
-list from another with NULL elsewhere. Keys that ``moved`` are left out of steps 1 and 2 and compared by themselves:
-what differs there may only have been read at another time than the lake's row.
+A value is hashed in a form that distinguishes what SQL's own equality does not: -0.0 from 0.0, NULL from everything,
+lists with NULL in different positions. Keys that ``moved`` are left out of steps 1 and 2 and compared separately: a
+difference there may only mean that the row was read at another time than the lake's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 BUCKETS = 1024
 MOST_MOVED = 200_000
-"""Keys that are looked at again one by one; more of them, and the whole table is."""
+"""How many keys are looked at again one by one; if there are more, the whole table is."""
 
 _SEEDS = (0x5EED, 0xD16E57)
 _KEY, _ROW = ("_lakefeed_k1", "_lakefeed_k2"), ("_lakefeed_h1", "_lakefeed_h2")
@@ -52,9 +52,9 @@ _LOSSY = ("float", "double")
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """One key whose rows differ. ``source`` and ``lake`` are the values of ``columns``, where both have the row once.
+    """One key whose rows differ. ``source`` and ``lake`` are the values of ``columns``, if both have the row once.
 
-    ``in_source`` and ``in_lake`` are how many rows of the key each side has."""
+    ``in_source`` and ``in_lake`` are how many rows with the key each side has."""
 
     key: Mapping[str, Any]
     in_source: int
@@ -77,9 +77,9 @@ class RowDifference:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What one look at two tables found. ``keys`` are those of ``differences`` and of the rest of ``differing``, up to
-    the limit that was given, and ``moved`` those of rows that differ and had moved, both as the source's own. None:
-    there are more than anybody looks at one by one. ``faults`` are versions that break an invariant of history."""
+    """What one look at two tables found. ``keys`` are those of ``differences`` and of the other ``differing`` rows, up
+    to the given limit; ``moved`` are those of rows that differ and had moved; both with the source's values. None means
+    more than can be looked at one by one. ``faults`` are versions that violate an invariant of history."""
 
     source_rows: int
     lake_rows: int
@@ -92,8 +92,8 @@ class Looked:
 
 @dataclass(frozen=True)
 class AsInLake:
-    """How rows of the source, as the journal has them, become rows of a lake table: its columns ``names``, in the types
-    of the table. ``key`` are columns of the lake table, in the order of the source's key; () in a table without one.
+    """How rows of the source, as the journal has them, become rows of a lake table, with its columns ``names`` and its
+    types. ``key`` are columns of the lake table in the order of the source's key; () for a table without one.
     ``key_is_plain``: they have the source's values."""
 
     mode: Mode
@@ -128,7 +128,7 @@ class AsInLake:
         return rows.select(*(F.col(quoted(name)).cast(types[name]).alias(name) for name in names))
 
     def current(self, table: DataFrame) -> DataFrame:
-        """Of all rows of the lake table those that should be the source's."""
+        """The rows of the lake table that should be the source's."""
         from pyspark.sql import functions as F  # noqa: N812
 
         which = self.mode.current_rows()
@@ -144,7 +144,7 @@ class AsInLake:
 
 @dataclass(frozen=True, slots=True)
 class PacedChunk:
-    """A chunk that is read no faster than so many rows a second. Picklable."""
+    """A chunk that is read no faster than this many rows per second. Picklable."""
 
     chunk: ChunkSource
     rows_per_second: float
@@ -190,7 +190,7 @@ class _PacedRows:
 def stage_chunks(
     spark: SparkSession, chunks: Sequence[ChunkSource], schema: TableSchema, place: str
 ) -> list[ChunkFile]:
-    """Read chunks of the source as Spark tasks, each into a Parquet file below ``place``. Errors as in a copy."""
+    """Read chunks of the source as Spark tasks, each into a Parquet file below ``place``. Errors as for a copy."""
     write = partial(attempt_chunk, directory=place, schema=lake_arrow(schema))
     return written_chunks(chunks, write, schema.table, lambda: spark.sparkContext)
 
@@ -217,9 +217,9 @@ def look(
 ) -> Looked:
     """Compare rows of the source, as the journal has them, with ``table``, all rows of the lake table.
 
-    ``window`` are the changes of the source table that one side may have and the other not: their keys have moved.
-    ``keys``: only these are compared, on both sides. ``most`` keys of differences are given back, ``shown`` with their
-    values.
+    ``window`` has the changes of the source table that one side may include and the other not: their keys have moved.
+    ``keys``: compare only these, on both sides. Returns up to ``most`` keys of differences, ``shown`` of them with
+    their values.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -279,7 +279,7 @@ def look(
 
 
 def sampled_keys(shape: AsInLake, table: DataFrame, rows: int, seed: int) -> tuple[Key, ...]:
-    """The keys of about so many rows of the lake table, chosen by a hash with ``seed``."""
+    """The keys of about ``rows`` rows of the lake table, chosen by a hash with ``seed``."""
     from pyspark.sql import functions as F  # noqa: N812
 
     current = shape.current(table)
@@ -288,18 +288,18 @@ def sampled_keys(shape: AsInLake, table: DataFrame, rows: int, seed: int) -> tup
 
 
 def staged_keys(shape: AsInLake, source: DataFrame, table: DataFrame) -> tuple[Key, ...]:
-    """The keys of rows that were read of the source, or of changes that the journal has."""
+    """The keys of rows that were read from the source, or of changes in the journal."""
     types = {one.name: one.dataType for one in table.schema.fields}
     return _as_keys(shape, shape.rows(source, types, only_key=True))
 
 
 def changed_rows(spark: SparkSession, window: Window) -> DataFrame:
-    """The changes of a window, which has some, as rows of the source table."""
+    """The changes of a window, which must have some, as rows of the source table."""
     return read_changes(spark, window)
 
 
 def history_faults(shape: AsInLake, table: DataFrame, most: int) -> tuple[str, ...]:
-    """Versions of a history table that break an invariant, as sentences with their keys."""
+    """Versions of a history table that violate an invariant, as sentences with their keys."""
     interval = shape.mode.interval()
     if interval is None or not shape.key:
         return ()
@@ -316,7 +316,7 @@ def history_faults(shape: AsInLake, table: DataFrame, most: int) -> tuple[str, .
 
 
 def left_by_changes(changes: DataFrame, key: Sequence[str], names: Sequence[str]) -> DataFrame:
-    """What the rows of a table of changes (mode append) leave: ``verify.mode`` says how."""
+    """The rows that result from a table of changes (mode append); ``verify.mode`` has the rules."""
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -363,12 +363,12 @@ def _canonical(rows: DataFrame, name: str) -> Column:
 
 
 def _digested(rows: DataFrame, key: Sequence[str], names: Sequence[str]) -> DataFrame:
-    """With the digests of the key and of all of ``names``, each of two hashes."""
+    """With digests of the key and of all of ``names``, two hashes each."""
     from pyspark.sql import functions as F  # noqa: N812
 
     def digest(of: Sequence[str], seed: int) -> Column:
         values = [_canonical(rows, name) for name in of]
-        # The hash passes over NULLs: where they are goes in.
+        # The hash ignores NULLs, so their positions are included.
         return F.xxhash64(F.lit(seed), *values, *(value.isNull() for value in values))
 
     made = {name: digest(key, seed) for name, seed in zip(_KEY, _SEEDS, strict=True)}
@@ -378,7 +378,7 @@ def _digested(rows: DataFrame, key: Sequence[str], names: Sequence[str]) -> Data
 
 
 def _signed(theirs: DataFrame, mine: DataFrame, key: Sequence[str], names: Sequence[str]) -> DataFrame:
-    """The digests of both sides: the source's with 1, the lake's with -1."""
+    """The digests of both sides: with 1 for the source, with -1 for the lake."""
     from pyspark.sql import functions as F  # noqa: N812
 
     parts = [
@@ -389,7 +389,7 @@ def _signed(theirs: DataFrame, mine: DataFrame, key: Sequence[str], names: Seque
 
 
 def _apart(both: DataFrame) -> DataFrame:
-    """The keys whose rows are not the same multiset on both sides, with how many each has."""
+    """The keys whose rows are not the same multiset on both sides, and how many rows each side has."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = both.groupBy(*_KEY, *_ROW).agg(
@@ -443,7 +443,7 @@ def _shown(
 
 
 def _source_keys(shape: AsInLake, keys: DataFrame, *sides: DataFrame) -> tuple[Key, ...]:
-    """The keys as the source has them, for reads by key; none where the lake has other values there."""
+    """The keys with the source's values, for reads by key; none if the lake has other values for them."""
     if not shape.key or not shape.key_is_plain:
         return ()
     parts = [_of_keys(rows, keys, shape.key).select(*map(quoted, shape.key)) for rows in sides]
@@ -451,7 +451,7 @@ def _source_keys(shape: AsInLake, keys: DataFrame, *sides: DataFrame) -> tuple[K
 
 
 def _as_keys(shape: AsInLake, rows: DataFrame) -> tuple[Key, ...]:
-    """The keys of rows with the lake's columns, each once, as the source has them."""
+    """The distinct keys of rows with the lake's columns, with the source's values."""
     found: Any = rows.select(*map(quoted, shape.key)).distinct().limit(2 * MOST_MOVED).toArrow()
     columns = [shape.schema.column(name) for name in shape.schema.key]
     kinds = pa.schema([pa.field(one.name, one.type) for one in columns])

@@ -17,14 +17,14 @@ _SHOWN_TABLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One segment and the number of the change set that it belongs to."""
+    """One segment, and the number of its change set."""
 
     number: int
     segment: Segment
 
 
 class TableFeed:
-    """Change sets (trimmed, head] as they were at the last ``refresh``. Reads only; one thread."""
+    """Change sets (trimmed, head] as of the last ``refresh``. Read-only; one thread."""
 
     def __init__(self, root: Path, journal: Journal, table: TableId) -> None:
         self.root = root
@@ -71,13 +71,13 @@ class TableFeed:
         return self._journal.schemas.versions(self.table)
 
     def schema_at(self, number: int) -> TableSchema:
-        """The schema in effect at the end of a change set; 0 is before the first."""
+        """The schema in effect at the end of a change set; 0 means before the first."""
         return self._journal.window(self.table, number, number).target
 
     def parts(self, after: int, upto: int) -> list[Part]:
-        """The table's segments in (after, upto], in order. JournalError if a part of that is not there (any more)."""
+        """The table's segments in (after, upto], in order. JournalError if the journal does not have all of them."""
         commits = list(self._journal.commits(after, upto))
-        self.check(after, upto)  # only now: reading them tells what has been trimmed since the last refresh
+        self.check(after, upto)  # after reading them, which shows what has been trimmed since the last refresh
         return [
             Part(commit.number, segment)
             for commit in commits
@@ -86,10 +86,10 @@ class TableFeed:
         ]
 
     def check(self, after: int, upto: int) -> None:
-        """JournalError, saying what is missing, unless all of (after, upto] is there."""
+        """JournalError, saying what is missing, unless the journal has all of (after, upto]."""
         if after < self.trimmed:
             raise JournalError(
-                f"change sets {after + 1} to {self.trimmed} are wanted of table {self.table}, but they have been "
+                f"change sets {after + 1} to {self.trimmed} of table {self.table} are needed, but they have been "
                 f"trimmed from the journal {self.root}; it has {self.trimmed + 1} to {self.head}",
                 remedy=f"Start again with start={self.trimmed + 1} (or earliest), a stream with a new checkpoint, and "
                 "take what is missing from the lake table; raise journal.keep_change_sets, so that it covers the "
@@ -98,17 +98,17 @@ class TableFeed:
         last = max(after, upto)
         if last > self.head:
             raise JournalError(
-                f"change set {last} is wanted of table {self.table}, but the journal {self.root} ends with {self.head}",
+                f"change set {last} of table {self.table} is needed, but the journal {self.root} ends with {self.head}",
                 remedy="Wait for the pipeline, or ask for less; a stream whose journal was made again needs a new "
                 "checkpoint.",
             )
 
     def position(self, number: int) -> str:
-        """Where a change set ends, encoded; empty where the journal cannot tell (any more)."""
+        """Where a change set ends, encoded; empty if the journal does not know it (any more)."""
         for commit in self._journal.commits(max(number - 1, 0), number):
             if commit.number == number:
                 return commit.end.encode()
-        for commit in self._journal.commits(number, number + 1):  # its start is the end of the one before
+        for commit in self._journal.commits(number, number + 1):  # its start is the end of the previous one
             if commit.number == number + 1 and commit.start is not None:
                 return commit.start.encode()
         return ""

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def current(spark: SparkSession, lake: AnyLake, table: str, *, journal: str | Path | None = None) -> DataFrame:
-    """A lake table with everything that the journal has for it, merged or not: the source as it was captured last.
+    """A lake table with everything that the journal has for it, merged or not: the source as last captured.
 
     ``lake`` is the lake's path or the lake itself, as in ``read_at``; ``journal`` is the configuration's
-    ``journal.path``, where it has one. No row goes through Python, nothing is written.
-    LakeError if the journal no longer has the changes that the table lacks, or if one of them stops the table.
+    ``journal.path``, if it has one. No row passes through Python, nothing is written. LakeError if the journal no
+    longer has the changes that the table lacks, or if one of them stops the table.
     """
     place, name = ReadLake.of(spark, lake, journal), TableId.parse(table)
     pipeline = place.pipeline_of(name)
@@ -35,12 +35,12 @@ def snapshot(
     journal: str | Path | None = None,
 ) -> dict[str, DataFrame]:
     """Every table of a pipeline at one change set, by ``schema.table``: what one transaction of the source changed in
-    several tables is there in all of them, or in none.
+    several tables is visible in all of them, or in none.
 
-    ``at``: the newest change set, or a number, or the last one that ends at or before a position, or that has nothing
-    from after a time of the source's clock. ``pipeline`` is needed where the lake has several, ``journal`` where the
-    configuration has a ``journal.path``. LakeError with the reason if a table cannot be given at that moment: it was
-    copied later, or the version or the changes are gone.
+    ``at``: None for the newest change set, a number, a position (the last change set that ends at or before it), or a
+    time (the last one that has nothing from after that time of the source's clock). ``pipeline`` is needed if the lake
+    has several, ``journal`` if the configuration has a ``journal.path``. LakeError with the reason if a table cannot be
+    read at that moment: it was copied later, or the version or the changes are gone.
     """
     chosen = ReadLake.of(spark, lake, journal).pipeline(pipeline)
     number = chosen.change_set(at)
@@ -55,7 +55,7 @@ def register_views(
     pipeline: str | None = None,
     journal: str | Path | None = None,
 ) -> tuple[str, ...]:
-    """``snapshot`` as temporary views of the session, called ``schema_table``. Returns their names.
+    """``snapshot`` as temporary views of the session, named ``schema_table``. Returns their names.
 
     A view shows the moment of this call. Call it again for a later one.
     """
@@ -68,13 +68,13 @@ def register_views(
 
 
 def pin(lake: AnyLake, seconds: float, *, pipeline: str | None = None, journal: str | Path | None = None) -> Pin:
-    """Keep everything that can be read of a lake now, for so many seconds or until it is released.
+    """Keep everything that can be read from a lake now, for ``seconds`` or until the pin is released.
 
         with lakefeed.pin("lake", seconds=600):
             tables = lakefeed.snapshot(spark, "lake")
             …  # every moment that the journal has can be read until here
 
-    The pipeline trims no change set meanwhile, and its maintenance removes no version of a table. A pin that nobody
-    releases ends by itself, after a week at most. ``pipeline`` is needed where the lake has several.
+    Meanwhile the pipeline trims no change set, and its maintenance removes no version of a table. A pin that nobody
+    releases expires by itself, after a week at most. ``pipeline`` is needed if the lake has several.
     """
     return Pin.make(pipeline_place(str(journal or root_of(lake)), pipeline)[1], seconds)

@@ -1,12 +1,12 @@
-"""A lake table at one change set: a version of it at or below that, and the journal's changes from there on top.
+"""A lake table at one change set: a version of it at or before that, with the journal's changes from there on top.
 
-The engine that keeps the lake works these out, too: it finds the windows, evolves columns and lets the mode plan; only
-the store is another one, which composes plans of Spark (``_PlannedStore``) where the real one commits. Nothing is
-written, and the rows are read when the DataFrame is used: by then the journal must still have those change sets and the
-lake table that version (``pin`` keeps both).
+The engine that maintains the lake also computes these: it finds the windows, evolves columns and lets the mode plan.
+Only the store differs: it composes Spark plans (``_PlannedStore``) where the real one commits. Nothing is written, and
+rows are read when the DataFrame is used: by then the journal must still have those change sets and the lake table that
+version (``pin`` keeps both).
 
-What was read of a lake is kept for the next reading in this process: change sets, table states and log entries do
-not change once they are there, so that a reading costs what is new since the one before.
+What was read from a lake is kept for the next reading in this process: change sets, table states and log entries never
+change, so a reading costs only what is new since the previous one.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Moment = int | str | Position | datetime | None
-"""A change set's number, a position of the source or its text, a time of the source's clock; None is now."""
+"""The number of a change set, a position of the source or its text, a time of the source's clock; None means now."""
 
 AnyLake = str | Path | Delta | Iceberg
-"""A lake's path, or the lake itself: needed for tables of a catalog."""
+"""A lake's path, or the lake itself, which is needed for tables in a catalog."""
 
 KEEPS_MORE = "Ask for a later moment; journal.keep_seconds, or a lakefeed.pin, keeps change sets longer."
 
 
 @dataclass(frozen=True)
 class ReadLake:
-    """The pipelines of one lake, and the versions of its tables. ``journal``: their place, if it is another."""
+    """The pipelines of one lake, and the versions of its tables. ``journal``: where their state is, if elsewhere."""
 
     spark: SparkSession
     given: AnyLake
@@ -78,19 +78,19 @@ class ReadLake:
         return cls(spark, lake, root_of(lake), str(journal) if journal is not None else None)
 
     def history(self, table: TableId, stored: TableId | None = None) -> TableHistory:
-        """Of a table, maybe a part of the table ``stored``."""
+        """The history of a table, possibly as part of the table ``stored``."""
         if isinstance(self.given, Delta | Iceberg):
             return self.given.history(table, stored)
-        # The format is that of the table.
+        # The format is the table's own.
         return history_at(self.spark, self.root, table_path(self.root, stored or table), table, stored)
 
     def pipeline(self, name: str | None) -> ReadPipeline:
         name, place = pipeline_place(self.journal or self.root, name)
-        journal = _journal(place)  # first: states that are newer than it say what a trim since then took
+        journal = _journal(place)  # first: newer states then show what a trim since has removed
         return ReadPipeline(self, name, journal, TableStates(place))
 
     def pipeline_of(self, table: TableId) -> ReadPipeline:
-        """The one that keeps a lake table."""
+        """The pipeline that maintains a lake table."""
         tables: list[TableId] = []
         for name, place in _places(self.journal or self.root).items():
             states = TableStates(place).all()
@@ -108,7 +108,7 @@ def root_of(lake: AnyLake) -> str:
 
 
 def pipeline_place(root: str, name: str | None) -> tuple[str, Storage]:
-    """The name and the state of a lake's pipeline; ``name`` may be left out where there is one."""
+    """The name and the state of a lake's pipeline; ``name`` may be None if there is only one."""
     found = _places(root)
     if name is None and len(found) == 1:
         return next(iter(found.items()))
@@ -131,7 +131,7 @@ def _places(root: str) -> dict[str, Storage]:
 
 @dataclass(slots=True)
 class _Known:
-    """A journal as this process has read it, and how its newest commit file was then: another file, another journal."""
+    """A journal as this process has read it, and its newest commit file then: another file means another journal."""
 
     journal: Journal
     newest: tuple[int, ...] | None
@@ -142,7 +142,7 @@ _reading = threading.Lock()
 
 
 def _journal(place: Storage) -> Journal:
-    """The journal as it is now: read on, where this process has read it before."""
+    """The current journal; if this process has read it before, only the rest is read."""
     with _reading:
         known = _known.get(str(place))
         if known is not None and known.newest is not None and _newest_file(place, known.journal) == known.newest:
@@ -155,7 +155,7 @@ def _journal(place: Storage) -> Journal:
 
 def _newest_file(place: Storage, journal: Journal) -> tuple[int, ...] | None:
     name = f"{Layout.commits}/{journal.head:020d}.json"
-    if place.directory is None:  # a journal that was made anew has other numbers, or another size
+    if place.directory is None:  # a journal that was made again has other numbers, or another size
         size = place.size(name)
         return (size,) if size is not None else None
     with suppress(FileNotFoundError):
@@ -166,7 +166,7 @@ def _newest_file(place: Storage, journal: Journal) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class ReadPipeline:
-    """One pipeline as it was when this was made."""
+    """One pipeline as of the creation of this object."""
 
     lake: ReadLake
     name: str
@@ -177,7 +177,7 @@ class ReadPipeline:
         return sorted(self.states.in_phase(Phase.LIVE), key=lambda state: state.table)
 
     def change_set(self, at: Moment) -> int:
-        """The number of the change set that a moment stands for. LakeError if the journal does not reach there."""
+        """The number of the change set for a moment. LakeError if the journal does not reach it."""
         if isinstance(at, str):
             at = decode_position(at)
         head, trimmed = self.journal.head, self.journal.trimmed
@@ -199,7 +199,7 @@ class ReadPipeline:
         return max((one.number for one in self.journal.commits() if one.end <= at), default=trimmed)
 
     def _last_before(self, at: datetime) -> int:
-        """The last change set before the first that has a change committed after ``at``."""
+        """The last change set before the first one with a change committed after ``at``."""
         for commit in self.journal.commits():
             for segment in commit.segments:
                 self.journal.fetch(segment)
@@ -209,16 +209,16 @@ class ReadPipeline:
         return self.journal.head
 
     def tables(self) -> list[TableId]:
-        """The lake tables that can be read; the parts of a union are one."""
+        """The lake tables that can be read; the parts of a union count as one."""
         return sorted({state.route.stored for state in self.live()})
 
     def parts(self, table: TableId) -> list[TableState]:
-        """The parts of a union, as far as they have rows; none for any other table."""
+        """The parts of a union that have rows; none for any other table."""
         every = self.states.in_phase(Phase.LIVE, Phase.DROPPED)
         return sorted((one for one in every if one.part and one.part.table == table), key=lambda one: one.table)
 
     def at(self, table: TableId, number: int) -> DataFrame:
-        """One table at change set ``number``, as a plan of Spark. A union is the rows of all its parts."""
+        """One table at change set ``number``, as a Spark plan. A union has the rows of all its parts."""
         if parts := self.parts(table):
             return reduce(
                 lambda one, other: one.unionByName(other, allowMissingColumns=True),
@@ -230,7 +230,7 @@ class ReadPipeline:
             raise LakeError(f"table {table} {what}", remedy="Run `lakefeed sync`, then read again.")
         refused = f"table {table} cannot be read at change set {number}"
         history = self.lake.history(table, state.route.stored)
-        # In the log of a union, the commits of the other parts leave this one as it is.
+        # In the log of a union, commits of other parts do not change this one.
         commits = [
             one for one in history.commits() if _generation(one) in (None, state.generation) and _is_of(one, state)
         ]
@@ -251,8 +251,8 @@ class ReadPipeline:
         complete = max(applied, min(state.complete_at_trim, number) if applied == recorded else 0)
         if complete < min(number, journal.trimmed):
             raise LakeError(
-                f"{refused}: its version from before has the change sets up to {complete}, and the journal has none"
-                f" from {complete + 1} to {journal.trimmed} any more",
+                f"{refused}: the version before it has the change sets up to {complete}, and the journal no longer"
+                f" has {complete + 1} to {journal.trimmed}",
                 remedy=KEEPS_MORE,
             )
         history.check(found.version)
@@ -285,7 +285,7 @@ class ReadPipeline:
 
 
 class _Plans:
-    """A TableFormat of one table, whose store plans and does not commit."""
+    """A TableFormat with one table, whose store plans instead of committing."""
 
     def __init__(self, pipeline: ReadPipeline, store: _PlannedStore, evolution: Evolution) -> None:
         self._pipeline = pipeline
@@ -295,7 +295,7 @@ class _Plans:
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return (Route.same(source),)
 
-    columns = None  # the journal has what was taken
+    columns = None  # the journal has only what was taken
     sensitive = None
     choices = NOTHING_CHOSEN
 
@@ -315,14 +315,14 @@ class _Plans:
         lake = self._pipeline.lake
         place = decisions_file(storage_at(lake.root), self._pipeline.name, route.table)
         decisions = _ReadDecisions(Policy(route.table, route.mode, self._evolution), place)
-        store: Any = self._store  # of a TableStore, what the modes ask for
+        store: Any = self._store  # has the part of TableStore that modes use
         rule = _ReadRule(
             self._rule(route), route.table, rule_file(storage_at(lake.root), self._pipeline.name, route.table)
         )
         return SparkTable(self._pipeline.name, route, store, _OneSession(lake.spark), decisions, rule)
 
     def _rule(self, route: Route) -> RowRule:
-        """What rows are made by: the rule of the lake that was given, or the one that the pipeline has written down."""
+        """The rule that makes the rows: that of the given lake, or the one that the pipeline has recorded."""
         lake = self._pipeline.lake
         recorded = read_recorded(rule_file(storage_at(lake.root), self._pipeline.name, route.table))
         if recorded is None:
@@ -342,17 +342,17 @@ class _Plans:
 
 
 class _ReadRule(TableRule):
-    """The rule that the rows were made by, which nobody has changed and nothing is counted of."""
+    """The rule by which the rows were made; it has not changed, and nothing is counted."""
 
     def require(self, generation: int) -> None:
-        """It is the one on record."""
+        """Always satisfied: it is the recorded rule."""
 
     def add(self, generation: int, touched: Mapping[str, int]) -> None:
-        """Reading touches nothing."""
+        """Reading changes no values."""
 
 
 class _ReadDecisions(Decisions):
-    """What was decided. What evolves only here is remembered for this reading and written nowhere."""
+    """What was decided. What evolves only here is kept for this reading and written nowhere."""
 
     def decide(
         self,
@@ -376,7 +376,7 @@ class _OneSession(Sessions):
 
 
 class _PlannedStore:
-    """A TableStore that keeps a plan of the rows instead of files: every step makes another plan of it."""
+    """A TableStore that keeps a plan of the rows instead of files: every step makes a new plan from it."""
 
     reserved: tuple[str, ...] = ()
     layout = TableLayout()
@@ -420,7 +420,7 @@ class _PlannedStore:
 
 
 def _is_of(commit: LogCommit, state: TableState) -> bool:
-    """Was it made by this part of a union, or by nobody of the pipeline's?"""
+    """Whether it was made by this part of a union, or by nobody in the pipeline."""
     return state.part is None or commit.metadata is None or commit.metadata.get("table") == str(state.source)
 
 

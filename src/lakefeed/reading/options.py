@@ -1,4 +1,4 @@
-"""The options of the format ``lakefeed``: from texts to values, or a sentence that says what may stand there."""
+"""The options of the format ``lakefeed``: parses texts into values, or says what is allowed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _REMEDY = f"The options are {', '.join(_NAMES)}: give table, and either path wit
 
 
 class Edge(Enum):
-    """Change sets of the journal that have a name."""
+    """Change sets that have a name."""
 
     EARLIEST = "earliest"
     """The oldest change set that is retained."""
     LATEST = "latest"
-    """For ``start`` the change set that comes after the newest one, for ``end`` the newest one."""
+    """For ``start``, the change set after the newest one; for ``end``, the newest one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read. ``start`` and ``end`` are change set numbers, both included; None: not given."""
+    """What to read. ``start`` and ``end`` are change set numbers, both inclusive; None means not given."""
 
     journal: Path
     table: TableId
@@ -40,7 +40,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """ConfigError names the option that is unknown, missing or wrong, and the valid choices."""
+        """A ConfigError names the option that is unknown, missing or wrong, and the valid choices."""
         unknown = sorted(name for name in options if name.lower() not in _NAMES)
         if unknown:
             raise _wrong(f"format lakefeed has no option '{unknown[0]}'")
@@ -69,7 +69,7 @@ class ReadOptions:
         )
 
     def for_batch(self) -> ReadOptions:
-        """Itself, if nothing in it belongs to streams alone."""
+        """Itself, if it has no option that is only for streams."""
         if self.max_change_sets is not None:
             raise _wrong("option 'max_change_sets' is for spark.readStream; a batch read has 'start' and 'end'")
         if self.start is Edge.LATEST:
@@ -81,7 +81,7 @@ class ReadOptions:
         return self
 
     def for_stream(self) -> ReadOptions:
-        """Itself, if nothing in it belongs to batch reads alone."""
+        """Itself, if it has no option that is only for batch reads."""
         if self.end is not None:
             raise _wrong("option 'end' is for spark.read; a stream has no end, but takes 'max_change_sets' a batch")
         return self
@@ -89,7 +89,7 @@ class ReadOptions:
 
 @contextmanager
 def remedy_in_text() -> Iterator[None]:
-    """Spark shows nothing of a Python error but its text: the remedy goes into it."""
+    """Puts the remedy into the text: that is all that Spark shows of a Python error."""
     try:
         yield
     except LakefeedError as error:
@@ -97,7 +97,7 @@ def remedy_in_text() -> Iterator[None]:
 
 
 def pipelines_at(lake: Path) -> str:
-    """A half sentence that says which pipelines have their state in a lake."""
+    """Half a sentence with the pipelines that have their state in a lake."""
     state = lake / STATE_FOLDER
     found = sorted(path.name for path in state.iterdir() if path.is_dir()) if state.is_dir() else []
     return f"the lake {lake} has {', '.join(found)}" if found else f"the lake {lake} has none"

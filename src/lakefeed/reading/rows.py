@@ -1,4 +1,4 @@
-"""A segment's rows as Arrow batches of the read's columns. Column by column; a task needs nothing but its partition."""
+"""A segment's rows as Arrow batches with the read's columns, column by column. A task needs only its partition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lakefeed.reading.columns import ReadColumn
 from lakefeed.reading.shape import CHANGE_SET, METADATA
 
 Array = Any
-"""An Arrow array; the type stubs of Arrow's kernels do not follow a type that is known at run time only."""
+"""An Arrow array; the stubs of Arrow's kernels cannot express a type that is known only at run time."""
 
 _BATCH_ROWS = 16_384
-"""Rows handed to Spark at a time: enough for vector work, little enough for wide rows."""
+"""Rows passed to Spark at a time: enough for vectorised work, few enough for wide rows."""
 
 _OPERATIONS = pa.array([None, *(Operation(number).name.lower() for number in range(1, len(Operation) + 1))])
 _CARRIES_NOTHING = pa.array([Operation.DELETE, Operation.TRUNCATE], pa.int8())
@@ -41,20 +41,20 @@ class SegmentRead:
 
 @dataclass(frozen=True)
 class ChangePartition(InputPartition):
-    """What one Spark task reads: a segment, or small ones that follow each other."""
+    """What one Spark task reads: a segment, or several small consecutive ones."""
 
     segments: tuple[SegmentRead, ...]
 
 
 def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """Rows in seq order. Where there is no partition at all, Spark asks for None."""
+    """Rows in seq order. If there is no partition at all, Spark passes None."""
     if isinstance(partition, ChangePartition):
         for segment in partition.segments:
             yield from read_segment(segment)
 
 
 def read_segment(segment: SegmentRead) -> Iterator[pa.RecordBatch]:
-    """The segment's rows in seq order, once its file has proven to be what was written."""
+    """The segment's rows in seq order, after checking that its file is what was written."""
     path = segment.segment.path
     try:
         file = pq.ParquetFile(path)
@@ -99,14 +99,14 @@ def project(batch: pa.RecordBatch, segment: SegmentRead) -> pa.RecordBatch:
 
 
 def default_scalar(column: ReadColumn, table: str) -> Any:
-    """What rows from before a column was added read as. The default is JSON; the column has its own type."""
+    """The value of a column in rows from before it was added. The default is JSON; the column has its own type."""
     value: Any = column.default
     kind: Any = column.type
     try:
         if pa.types.is_timestamp(kind) and kind.tz is not None and isinstance(value, str):
             try:
                 return pa.scalar(value).cast(kind)
-            except pa.ArrowException:  # no zone in the text: UTC, as everywhere in the lake
+            except pa.ArrowException:  # a text without a zone means UTC, as everywhere in the lake
                 naive: Any = pa.scalar(value).cast(pa.timestamp("us"))
                 return pc.assume_timezone(naive, "UTC")
         if pa.types.is_decimal(kind) and isinstance(value, float):
@@ -120,7 +120,7 @@ def default_scalar(column: ReadColumn, table: str) -> Any:
 
 
 def renamed_absent(absent: Array, columns: tuple[ReadColumn, ...]) -> Array:
-    """The lists of columns that were not sent, in the target's names; NULL where all of the target's were."""
+    """The lists of columns that were not sent, under the target's names; NULL if all of the target's were sent."""
     if absent.null_count == len(absent):
         return absent
     known = [column for column in columns if column.origin is not None]

@@ -1,6 +1,6 @@
-"""The columns that a read gives: the table's own at one schema version, then those that say what happened.
+"""The columns of a read: the table's own at one schema version, then those that describe the change.
 
-The metadata columns have the journal's names; the operation is a text here, and each row says its change set.
+The metadata columns have the journal's names; the operation is a text here, and each row has its change set.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ METADATA = pa.schema(_TYPES)
 
 
 def arrow_shape(target: TableSchema) -> pa.Schema:
-    """As the batches have it. All nullable: a delete carries only the key."""
+    """As in the batches. All nullable: a delete carries only the key."""
     own = [pa.field(column.name, readable_type(column.type)) for column in target.columns]
     return pa.schema([*own, *METADATA])
 
 
 def spark_shape(target: TableSchema) -> StructType:
-    """The same, as Spark says it."""
+    """The same for Spark."""
     return from_arrow_schema(arrow_shape(target), prefer_timestamp_ntz=True)
 
 
 def readable_type(kind: pa.DataType) -> pa.DataType:
-    """The type as a read gives it: times of day are texts (``13:45:00.000000``), for want of a settled Spark type."""
+    """The type in a read: times of day are texts (``13:45:00.000000``), for lack of a suitable Spark type."""
     if pa.types.is_time(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def register_source(spark: SparkSession) -> None:
     """Make the format ``lakefeed`` known to a Spark session, for ``spark.read`` and ``spark.readStream``.
 
-    Once for each session; again does no harm. The Python of the workers must have lakefeed installed.
+    Call it once per session; calling it again does no harm. The workers' Python must have lakefeed installed.
     """
     spark.dataSource.register(LakefeedSource)
 
@@ -37,7 +37,8 @@ class Pin:
 
 
 class LakefeedSource(DataSource):
-    """Spark calls ``schema`` once, pickles this object and calls the rest in other processes: the pin goes along."""
+    """Spark calls ``schema`` once, pickles this object, and calls the rest in other processes, together with the
+    pin."""
 
     _pin: Pin | None = None
 
@@ -72,7 +73,7 @@ class LakefeedSource(DataSource):
 
 
 def _refuse_other(schema: StructType, target: TableSchema) -> None:
-    """A schema given by hand must be the table's own: what else it could mean is anybody's guess."""
+    """A schema given by hand must be the table's own: any other meaning would be a guess."""
     own = spark_shape(target)
     if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in own]:
         raise ConfigError(

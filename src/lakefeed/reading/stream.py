@@ -1,11 +1,11 @@
 """A stream: offsets are change set numbers, one micro-batch is the change sets in (start, end].
 
-Exactly once follows from the journal: change sets never change, so a micro-batch that Spark runs again after a crash
-has the same rows. An offset says more than its number, so that this holds whatever has happened meanwhile:
-- ``position``: where its change set ended in the source. A journal that was made again under the same path, and counts
-  from 1 again, is found out by it;
-- ``began_after``: where the query began. Spark does not write that down, and asks again if the first micro-batch was
-  not finished; by then the earliest or latest change set may be another.
+Exactly-once follows from the journal: change sets never change, so a micro-batch that Spark repeats after a crash has
+the same rows. An offset contains more than its number, so that this holds whatever has happened meanwhile:
+- ``position``: where its change set ended in the source. It exposes a journal that was made again under the same path
+  and counts from 1 again;
+- ``began_after``: where the query began. Spark does not record that, and asks again if the first micro-batch was not
+  finished; by then the earliest or latest change set may be another.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Offset = dict[str, Any]
 class ChangeStream(DataSourceStreamReader):
     """Lives in one Python process from the start of a query to its end; ``read`` runs in the tasks.
 
-    Spark 4.1 gives a Python source neither a limit nor a start in ``latestOffset``. But a query that goes on says
-    where it stands before it asks, by ``partitions(offset, offset)``; one that has not said so is new.
+    Spark 4.1 passes neither a limit nor a start to ``latestOffset`` of a Python source. But a query that continues says
+    where it stands before it asks, by ``partitions(offset, offset)``; a query that has not done so is new.
     """
 
     def __init__(self, options: ReadOptions, target: TableSchema) -> None:
@@ -47,9 +47,9 @@ class ChangeStream(DataSourceStreamReader):
             return self._offset(feed, self._begun(feed))
 
     def latestOffset(self) -> Offset:  # noqa: N802
-        """The head, so that an idle table's query keeps up with the trim; less if a limit or a schema says so.
+        """The head, so that the query of an idle table keeps up with the trim; less if a limit or a schema requires it.
 
-        TableStoppedError if the next change set is one that the query's columns cannot show.
+        TableStoppedError if the query's columns cannot show the next change set.
         """
         with remedy_in_text():
             feed = self._refreshed()
@@ -66,7 +66,7 @@ class ChangeStream(DataSourceStreamReader):
                 except TableStoppedError:
                     if part.number == after + 1:
                         raise
-                    upto = part.number - 1  # what comes before is delivered first
+                    upto = part.number - 1  # deliver what comes before it first
                     break
             return self._offset(feed, upto)
 
@@ -83,10 +83,10 @@ class ChangeStream(DataSourceStreamReader):
             yield from read_partition(partition)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: what is kept is the pipeline's to say (``journal.keep_change_sets``), not a reader's."""
+        """Does nothing: the pipeline decides what is kept (``journal.keep_change_sets``), not a reader."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_feed": None}  # tasks get what they need by their partition
+        return {**self.__dict__, "_feed": None}  # a task gets what it needs in its partition
 
     def _refreshed(self) -> TableFeed:
         if self._feed is None:
@@ -96,7 +96,7 @@ class ChangeStream(DataSourceStreamReader):
         return self._feed
 
     def _begun(self, feed: TableFeed) -> int:
-        """The number after which the query begins, decided once."""
+        """The number after which the query begins; decided once."""
         if self._began is None:
             self._began = self._reached = first_wanted(self._options, feed) - 1
         return self._began
@@ -106,7 +106,7 @@ class ChangeStream(DataSourceStreamReader):
 
 
 def _checked(feed: TableFeed, offset: Offset) -> int:
-    """The offset's number. JournalError if the journal is not the one that it was made with."""
+    """The offset's number. JournalError if the journal is not the one that the offset was made with."""
     number = int(offset["change_set"])
     feed.check(number, number)
     then, now = offset["position"], feed.position(number)

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LakeOrPath = str | Path | Delta | Iceberg
-"""A lake's path, whatever the format of its tables; or the lake itself, for tables of an Iceberg catalog."""
+"""A lake's path, whatever the format of its tables; or the lake itself, for tables in an Iceberg catalog."""
 
 
 def table(spark: SparkSession, lake: LakeOrPath, name: str) -> DataFrame:
-    """A lake table as it is now: ``lakefeed.table(spark, "lake", "public.orders")``. LakeError if it is not there."""
+    """A lake table as it is now: ``lakefeed.table(spark, "lake", "public.orders")``. LakeError if it does not exist."""
     wanted = TableId.parse(name)
     if isinstance(lake, Delta | Iceberg):
         history: TableHistory = lake.history(wanted)
@@ -45,8 +45,8 @@ def table(spark: SparkSession, lake: LakeOrPath, name: str) -> DataFrame:
 
 
 def to_arrow(lake: LakeOrPath, name: str) -> pa.Table:
-    """The rows of a lake table as one Arrow table, by a reader that is not Spark: ``.to_pandas()``, DuckDB and polars
-    take it as it is. All of it is in memory. LakeError if the table is not there."""
+    """The rows of a lake table as one Arrow table, read without Spark: ``.to_pandas()``, DuckDB and polars accept it as
+    it is. All of it is in memory. LakeError if the table does not exist."""
     wanted = TableId.parse(name)
     found = lake.rows(wanted) if isinstance(lake, Delta | Iceberg) else rows_at(table_path(lake_root(lake), wanted))
     if found is None:
@@ -58,15 +58,15 @@ def register_tables(
     spark: SparkSession, lake: str | Path, *, schema: str, database: str | None = None, catalog: str | None = None
 ) -> list[str]:
     """Name the tables of one source schema in a catalog of the session: ``SELECT * FROM shop.orders``, and with a
-    ``catalog`` under names of three levels, ``SELECT * FROM unity.shop.orders``.
+    ``catalog`` under three-level names, ``SELECT * FROM unity.shop.orders``.
 
-    ``database`` is made if it is not there; without one it is called as the schema. A name that is registered already
-    is pointed to this lake. Returns the names.
+    ``database`` is created if it does not exist; by default it has the name of the schema. A name that is registered
+    already is pointed to this lake. Returns the names.
 
-    Delta tables become external tables of the catalog that the session has under this name, ``spark_catalog`` without
-    one. Iceberg tables become views over a catalog of the lake's path, which is a setting of this session: another one
-    registers them again. With ``catalog`` that catalog itself has this name, and its databases are the lake's schemas.
-    Tables of an Iceberg catalog of your own have their names there.
+    Delta tables become external tables of the session's catalog with this name, by default ``spark_catalog``. Iceberg
+    tables become views over a catalog of the lake's path, which is a setting of this session: another session registers
+    them again. With ``catalog``, that catalog itself has this name, and its databases are the lake's schemas. Tables in
+    an Iceberg catalog of your own have their names there.
     """
     root, into = lake_root(lake), database or schema
     parent = table_path(root, TableId(schema, "x")).rpartition("/")[0]
@@ -103,8 +103,8 @@ def register_tables(
 
 
 def _path_catalog(spark: SparkSession, root: str, name: str) -> None:
-    """The session has the Iceberg catalog of a path under this name. It keeps a catalog once it has used it: a name
-    that it has for another one is refused."""
+    """Configure the Iceberg catalog of a path under this name in the session. A session keeps a catalog once it has
+    used it, so a name that it has for another one is refused."""
     session = checked_session(spark, formats=("iceberg",))
     wanted = IcebergCatalog.of({"name": name}, root, "{schema}").settings()
     for key, value in wanted.items():
@@ -118,7 +118,7 @@ def _path_catalog(spark: SparkSession, root: str, name: str) -> None:
 
 
 def _missing(wanted: TableId, lake: str) -> LakeError:
-    """With the names of the tables that there are, where the lake is a directory."""
+    """Includes the names of the existing tables, if the lake is a directory."""
     place = Path(lake)
     tables = sorted(f"{one.parent.name}.{one.name}" for one in place.glob("[!_]*/*") if format_at(str(one)) is not None)
     some = ", ".join(tables[:10]) + (" and others" if len(tables) > 10 else "")

@@ -17,8 +17,8 @@ def as_of(
 ) -> DataFrame:
     """The rows of a temporal table that were valid at ``timestamp``, one for each key that existed then.
 
-    A row is valid in [valid_from, valid_to): at the instant of a change the new row is, the old one is not. A
-    ``valid_to`` of NULL is for ever. A text is read in the session's time zone; a datetime must have a zone, because
+    A row is valid in [valid_from, valid_to): at the instant of a change, the new row is valid and the old one is not. A
+    ``valid_to`` of NULL means for ever. A text is read in the session's time zone; a datetime must have a zone, because
     without one it would mean another instant on another machine. All columns are kept, no job is started.
     """
     from pyspark.sql import functions as F  # noqa: N812

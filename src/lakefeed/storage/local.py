@@ -1,6 +1,6 @@
 """Local directories: see ``base`` for the contract, ``durable`` for how one file is written.
 
-Write, fsync, rename, fsync the directory. The order is what makes it durable, so it is the same everywhere.
+Write, fsync, rename, fsync the directory: this order makes a file durable, so it is the same everywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LocalStorage(Storage):
         self.directory = directory
         self.address = str(directory)
         self._fsync = fsync
-        self._known: set[Path] = set()  # directories of new files that are durable in the one above them
+        self._known: set[Path] = set()  # directories of new files whose entry in the parent is durable
 
     def below(self, name: str = "") -> LocalStorage:
         return LocalStorage(self.directory / name, fsync=self._fsync)
@@ -94,7 +94,7 @@ class LocalStorage(Storage):
             return None
 
     def report(self, name: str, data: bytes) -> None:
-        """On a full disk the file that is there is written over: it has its room already."""
+        """On a full disk it overwrites the existing file, which already has its space."""
         path = self.directory / name
         try:
             replace_file(path, data, fsync=False)
@@ -113,7 +113,7 @@ class LocalStorage(Storage):
     def move(self, other: Storage) -> None:
         if other.directory is None:
             raise JournalError(
-                f"{self.address} cannot be moved to {other.address}: that is no directory of this machine"
+                f"{self.address} cannot be moved to {other.address}: that is not a directory on this machine"
             )
         self.directory.rename(other.directory)
 
@@ -154,7 +154,7 @@ class LocalStorage(Storage):
 
 
 class LocalFile:
-    """Written under its own name: nobody looks for a name that no commit file has."""
+    """Written under its final name: nobody reads a name that no commit file has."""
 
     def __init__(self, name: str, path: Path, *, fsync: bool) -> None:
         self.name = name

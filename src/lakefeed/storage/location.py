@@ -11,30 +11,30 @@ from lakefeed.errors import ConfigError
 from lakefeed.storage.base import Storage
 from lakefeed.storage.local import LocalStorage
 
-# Two letters at least, so that a Windows drive is no scheme; one slash, because Path folds two of them into one.
+# At least two letters, so that a Windows drive is not a scheme; one slash, because Path folds two of them into one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 SCHEMES = ("s3", "s3a", "gs", "abfs", "abfss", "az")
-"""Of object stores. Each is what the users of that cloud write; ``object_store`` knows them all."""
+"""Schemes of object stores, as the users of each cloud write them; ``object_store`` supports all of them."""
 
 
 def is_remote(address: Path | str) -> bool:
-    """Is this the URL of an object store?"""
+    """Whether this is the URL of an object store."""
     match = _URL.match(str(address))
     return match is not None and match[1].lower() in SCHEMES and "://" in str(address)
 
 
 _given: dict[str, dict[str, str]] = {}
-"""Options by bucket. What was given for an address once holds for all of its bucket, in this process."""
+"""Options by bucket. Options given for one address apply to its whole bucket, in this process."""
 
 
 def give_options(address: str, options: Mapping[str, str]) -> None:
-    """The options of an object store, for every reader and writer of this process: obstore, pyarrow, deltalake."""
+    """Set the options of an object store for every reader and writer in this process: obstore, pyarrow, deltalake."""
     if options and is_remote(address):
         _given[_bucket(address)] = dict(options)
 
 
 def options_of(address: str) -> dict[str, str]:
-    """What was given for an address; without any, everything comes from the environment."""
+    """The options given for an address; without any, everything comes from the environment."""
     return dict(_given.get(_bucket(address), {})) if is_remote(address) else {}
 
 
@@ -55,7 +55,7 @@ def local_root(root: Path | str) -> Path:
 
 
 def storage_at(root: Path | str | Storage, options: Mapping[str, str] | None = None) -> Storage:
-    """The storage at an address; a storage is itself. ConfigError for a URL of something else.
+    """The storage at an address; a storage is returned as it is. ConfigError for any other URL.
 
     ``options`` are for object stores: see ``object_store``.
     """
@@ -68,8 +68,8 @@ def storage_at(root: Path | str | Storage, options: Mapping[str, str] | None = N
     if not is_remote(text):
         scheme = match[1].lower()
         raise ConfigError(
-            f"the journal cannot be at '{text}': no storage is known for {scheme}:",
-            remedy=f"Use a path of this machine, or a URL of {', '.join(f'{one}://' for one in SCHEMES)}.",
+            f"the journal cannot be at '{text}': Lakefeed has no storage for {scheme}:",
+            remedy=f"Use a path on this machine, or a URL of {', '.join(f'{one}://' for one in SCHEMES)}.",
         )
     from lakefeed.storage.object_store import ObjectStorage
 

@@ -1,13 +1,13 @@
-"""Object stores through ``obstore``: S3 and what speaks its protocol, Google Cloud Storage, Azure. See ``base``.
+"""Object stores through ``obstore``: S3 and compatible ones, Google Cloud Storage, Azure. See ``base``.
 
 A put is atomic and durable by itself. ``create`` is a put with ``If-None-Match: *``, ``replace`` one with ``If-Match``
-and the ETag that this object has last seen: a writer that was away while another took over cannot take anything back.
+and the ETag that this object saw last: a writer that was away while another took over cannot overwrite anything.
 
-A request whose answer was lost may have been carried out, and is sent again by the client library. So a refusal is
-looked at: if the object has exactly the bytes that were to be written, this writer's own request came first.
+A request whose response was lost may have been executed, and the client library sends it again. So a refusal is
+examined: if the object has exactly the bytes that were to be written, this writer's own first request succeeded.
 
-Large files are written to a directory of this machine, then uploaded, and stay there for Spark until they are
-released: what this process has captured it does not download again.
+Large files are written to a directory on this machine, then uploaded, and stay there for Spark until they are released:
+a process does not download what it has captured itself.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _MARKER = ".folder"
-"""The object that makes a folder be there while nothing else is in it."""
+"""The object that makes an empty folder exist."""
 _AT_ONCE = 16
 _REQUEST_SECONDS, _CONNECT_SECONDS, _RETRY_SECONDS = 20.0, 5.0, 15.0
-"""A request ends after so long; the library tries again what may pass, but not longer than the last of these."""
+"""Limits of one request, of connecting, and of the library's own retries of what may pass."""
 _SPOOL = "lakefeed-segments-"
 
 
 class ObjectStorage(Storage):
-    """``prefix`` is the address within the store, without slashes at its ends."""
+    """``prefix`` is the path within the store, without leading and trailing slashes."""
 
     is_remote = True
 
@@ -53,18 +53,18 @@ class ObjectStorage(Storage):
         self._store = store
         self._prefix = prefix
         self._spool = spool
-        self._seen: dict[str, str | None] = {}  # ETags by name; None: it was not there
+        self._seen: dict[str, str | None] = {}  # ETags by name; None: it did not exist
         self._lock = threading.Lock()
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, str]) -> ObjectStorage:
-        """ConfigError for an option that the store does not have, or without the ``obstore`` package. No request."""
+        """ConfigError for an unknown option, or if the ``obstore`` package is missing. Sends no request."""
         try:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError as error:
             raise ConfigError(
-                f"{url} is in an object store, for which a package is missing: {error}",
+                f"{url} is in an object store, which needs a package that is missing: {error}",
                 remedy='pip install "lakefeed[object-store]"',
             ) from error
         address = url.rstrip("/").replace("s3a://", "s3://", 1)
@@ -111,7 +111,7 @@ class ObjectStorage(Storage):
         return None if meta is None else int(meta["size"])
 
     def age_seconds(self, name: str, *, exact: bool = True) -> float | None:
-        """Exact by a second object, written now: its time is by the same clock."""
+        """If ``exact``, compares with a second object, written now: both times come from the same clock."""
         import obstore
 
         meta = self._head(name)
@@ -152,7 +152,7 @@ class ObjectStorage(Storage):
             obstore.put(self._store, self._key(name), b"")
 
     def replace(self, name: str, data: bytes) -> None:
-        """Of a name that this object knows nothing of, it asks first."""
+        """Asks for the ETag first if this object does not know the name."""
         with self._lock:
             is_known, tag = name in self._seen, self._seen.get(name)
         if not is_known:
@@ -169,7 +169,7 @@ class ObjectStorage(Storage):
         self._put(name, data, "create")
 
     def report(self, name: str, data: bytes) -> None:
-        with suppress(JournalError):  # the next one is seconds away
+        with suppress(JournalError):  # the next report follows within seconds
             self._put(name, data, "overwrite")
 
     def remove(self, names: Iterable[str]) -> None:
@@ -178,7 +178,7 @@ class ObjectStorage(Storage):
         gone = list(names)
         keys = [self._key(name) for name in gone]
         self._spool.release(keys)
-        for start in range(0, len(keys), 1000):  # as many as one request takes
+        for start in range(0, len(keys), 1000):  # the maximum of one request
             with self._errors(keys[start]), suppress(FileNotFoundError):
                 obstore.delete(self._store, keys[start : start + 1000])
         with self._lock:
@@ -188,7 +188,7 @@ class ObjectStorage(Storage):
         self.remove([name for name, _ in self._listed(folder)])
 
     def move(self, other: Storage) -> None:
-        """Copied, then removed: a store has no directories to rename."""
+        """Copies, then removes: a store has no directories to rename."""
         import obstore
 
         if not isinstance(other, ObjectStorage):
@@ -234,7 +234,7 @@ class ObjectStorage(Storage):
         self._spool.release([self._key(name) for name in names])
 
     def require_fence(self) -> None:
-        """Old releases of some stores take the headers and do as they like: three requests find out."""
+        """Old releases of some stores accept the headers and ignore them: three requests find out."""
         name = f".fence-{uuid.uuid4().hex}"
         try:
             self.create(name, b"first")
@@ -257,7 +257,7 @@ class ObjectStorage(Storage):
             obstore.put(self._store, self._key(name), self._spool.path(self._key(name)))
 
     def _put(self, name: str, data: bytes, mode: Any) -> None:
-        """FileExistsError unless the object is as ``mode`` expects it, or has just these bytes already."""
+        """FileExistsError unless the object is as ``mode`` expects, or already has exactly these bytes."""
         import obstore
 
         try:
@@ -302,7 +302,7 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """What the store answers, mapped once. What it says is kept, but for headers, which may have credentials."""
+        """Maps the store's errors, once. Keeps their text, but not the headers, which may contain credentials."""
         from obstore import exceptions as store
 
         place = self.place(name)
@@ -318,13 +318,13 @@ class ObjectStorage(Storage):
                 remedy="Give this user the rights to list, read, write and delete there, or correct the credentials.",
             ) from None
         except store.BaseError as error:
-            raise StorageUnavailableError(f"the store did not do its work for {place}: {_said(error)}") from None
+            raise StorageUnavailableError(f"a request to the store for {place} failed: {_said(error)}") from None
         except OSError as error:
             raise StorageUnavailableError(f"{place} cannot be read or written: {error}") from error
 
 
 class ObjectFile(LocalFile):
-    """A file on this machine until it is uploaded; afterwards it is the copy that this machine's readers use."""
+    """A local file until it is uploaded; after that, the copy that readers on this machine use."""
 
     def __init__(self, storage: ObjectStorage, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -338,9 +338,9 @@ class ObjectFile(LocalFile):
 
 
 class Spool:
-    """Files of one bucket on this machine, below a temporary directory of this process; gone when it ends.
+    """Local files of one bucket, in a temporary directory of this process, which is removed when the process ends.
 
-    What a killed process left goes when the next one begins: the directory's name has the process id.
+    What a killed process left is removed when the next one starts: the directory's name has the process id.
     """
 
     def __init__(self, address: str) -> None:
@@ -375,7 +375,7 @@ class Spool:
 
 
 def _said(error: BaseException) -> str:
-    """The first line of what the store says, without the library's dump of the request."""
+    """The first line of the store's message, without the library's dump of the request."""
     text = re.sub(r"\s+", " ", str(error).partition("Debug source")[0]).strip()
     return text[:300]
 

@@ -1,10 +1,10 @@
-"""BeforeImageContract: what a ChangeCapture that gives before images promises of them. Beside ``CaptureContract``:
+"""BeforeImageContract: what a ChangeCapture with before images promises about them. Use it with ``CaptureContract``:
 
     class TestMyCaptureWithBeforeImages(BeforeImageContract, CaptureContract):
         def make_subject(self, place: Path) -> Subject: ...
         def rekey(self, subject: Subject, key: int, other: int) -> None: ...
 
-The capture is one that was asked for them, and the tables are such that the source can give them.
+The capture has been asked for before images, and the source can deliver them for these tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Told = tuple[str, int, str | None]
 """Operation, id and name of a row."""
 
 LARGE = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(30_000))
-"""Too large and too varied to be stored in one piece by any database."""
+"""Too large and too varied for any database to store in one piece."""
 
 
 class BeforeImageContract(ABC):
@@ -34,11 +34,11 @@ class BeforeImageContract(ABC):
 
     @abstractmethod
     def make_subject(self, place: Path) -> Subject:
-        """A new source with two empty tables. Nothing is prepared in it."""
+        """A new source with two empty tables, with nothing prepared in it."""
 
     @abstractmethod
     def rekey(self, subject: Subject, key: int, other: int) -> None:
-        """Give a row of the first table another key, in one statement."""
+        """Give another key to a row of the first table, in one statement."""
 
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Subject:

@@ -1,4 +1,4 @@
-"""Small builders for tables, batches and change sets, so that a test says only what it is about.
+"""Small builders for tables, batches and change sets, so that a test contains only what matters to it.
 
 people = table("main.people", {"id": pa.int64(), "name": pa.string()}, key=("id",))
 rows = batch(people, [("insert", {"id": 1, "name": "Ada"}), ("delete", {"id": 2}), ("truncate", {})])
@@ -33,7 +33,7 @@ def at(sequence: int) -> SqliteSequence:
 
 
 def table(name: str, columns: Mapping[str, pa.DataType], key: Sequence[str] = ()) -> TableSchema:
-    """A schema that the journal has not numbered yet. Key columns are NOT NULL, the others nullable."""
+    """A schema that the journal has not numbered yet. Key columns are NOT NULL, the others are nullable."""
     made = tuple(Column(column, kind, nullable=column not in key) for column, kind in columns.items())
     return TableSchema(TableId.parse(name), made, tuple(key))
 
@@ -47,10 +47,10 @@ def batch(
     time: datetime = COMMITTED_AT,
     absent: Mapping[int, Sequence[str]] | None = None,
 ) -> ChangeBatch:
-    """Rows of one table as a ChangeBatch, all of one transaction.
+    """Rows of one table as a ChangeBatch, all in one transaction.
 
-    ``start_seq`` is the number of the first row in the change set; the others follow without gaps. ``absent`` says,
-    by row number, which columns the source did not send. The transaction id is the position's text.
+    ``start_seq`` is the seq of the first row in the change set; the others follow without gaps. ``absent`` lists, by
+    row index, the columns that the source did not send. The transaction id is the text of the position.
     """
     found = _position(position)
     unsent = absent or {}
@@ -73,7 +73,7 @@ def change_set(
     schemas: Sequence[TableSchema] = (),
     notices: Sequence[TableNotice] = (),
 ) -> ChangeSet:
-    """A change set over ``batches`` as they are; plain numbers are read as ``at(number)``."""
+    """A change set with these ``batches``; plain numbers mean ``at(number)``."""
     until = _position(end)
     assert until is not None
     rows = sum(part.rows for part in batches)
@@ -85,7 +85,7 @@ def _position(position: Position | int | None) -> Position | None:
 
 
 def read_window(window: Window) -> list[dict[str, Any]]:
-    """All rows of a window in its own order, as the segment files have them."""
+    """All rows of a window, in its order, as they are in the segment files."""
     rows: list[dict[str, Any]] = []
     for segment in window.segments:
         check_segment(segment)

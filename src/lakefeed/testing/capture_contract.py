@@ -5,7 +5,7 @@
             ...
             return Subject(capture=lambda: MyCapture(...), actor=MyActor(...))
 
-``Subject.capture`` is called again within one test to stand for another process on the same source and pipeline: it
+``Subject.capture`` is called again within one test to represent another process on the same source and pipeline: it
 must find what the first one left in the source. The ``Actor`` is the application that writes to the database.
 """
 
@@ -36,7 +36,7 @@ class CaptureContract(ABC):
 
     @abstractmethod
     def make_subject(self, place: Path) -> Subject:
-        """A new source with two empty tables. Nothing is prepared in it."""
+        """A new source with two empty tables, with nothing prepared in it."""
 
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Subject:
@@ -48,9 +48,9 @@ class CaptureContract(ABC):
             start = capture.prepare([actor.table])
             actor.put(actor.table, 1, "a")
             found = drain(capture, start)
-            assert changes(found) == [(Operation.INSERT, 1)]  # no snapshot was ever asked for
+            assert changes(found) == [(Operation.INSERT, 1)]  # without any snapshot
             copy = Replica()
-            copy.copy(capture.snapshot(actor.table))  # and this one does not need live
+            copy.copy(capture.snapshot(actor.table))  # and this does not need live
             assert names(copy, actor.table) == {1: "a"}
             actor.delete(actor.table, 1)
             assert capture.capabilities.deletes is subject.sees_deletes
@@ -64,7 +64,7 @@ class CaptureContract(ABC):
             assert changes(drain(capture, None)) == [(Operation.INSERT, 1)]
 
     def test_e03_a_snapshot_ends_and_has_each_row_once_and_nothing_else(self, subject: Subject) -> None:
-        """As the row is now, or as it was at the chunk's position: then the stream has what is newer."""
+        """Either as the row is now, or as it was at the chunk's position: then the stream has the newer state."""
         actor = subject.actor
         for key in range(10):
             actor.put(actor.table, key, f"n{key}")
@@ -90,7 +90,7 @@ class CaptureContract(ABC):
         actor.put(actor.table, 1, "a")
         with opened(subject) as capture:
             capture.prepare([actor.table])
-            capture.copied(actor.table)  # one that was never begun
+            capture.copied(actor.table)  # a copy that was never started
             for _ in range(2):
                 copy = Replica()
                 copy.copy(capture.snapshot(actor.table))
@@ -106,7 +106,7 @@ class CaptureContract(ABC):
             assert copy.rows(subject.actor.table) == []
 
     def test_e04_a_capture_says_nothing_of_whether_a_table_is_seeded(self, subject: Subject) -> None:
-        """The same answer, whoever copied the table, and as often as one asks."""
+        """The answer is the same whoever copied the table, and however often it is asked."""
         actor = subject.actor
         with opened(subject) as capture:
             position = capture.prepare([actor.table])
@@ -154,13 +154,13 @@ class CaptureContract(ABC):
             actor.put(actor.table, 1, "a")
             with capture.snapshot(actor.table).chunks[0].open() as reader:
                 list(reader)
-                assert reader.low.compare(start) != -1  # positions of one's own may have no order
+                assert reader.low.compare(start) != -1  # custom positions may have no order
                 assert reader.high.compare(reader.low) != -1
                 if capture.capabilities.exact_snapshot:
                     assert reader.low == reader.high
 
     def test_e07_a_stream_owns_what_it_needs_and_is_read_by_another_thread(self, subject: Subject) -> None:
-        """It outlives the last reference to the capture that made it; ``close`` of the stream lets go of the rest."""
+        """It outlives the last reference to the capture that made it; closing the stream releases the rest."""
         actor = subject.actor
         capture = subject.capture()
         capture.open()
@@ -233,7 +233,7 @@ class CaptureContract(ABC):
             copy.copy(capture.snapshot(actor.other))
             assert names(copy, actor.other) == {7: "x"}
             assert time.monotonic() - began < 15, "it waited for the stream"
-            actor.put(actor.table, 1, "a")  # which ends the wait
+            actor.put(actor.table, 1, "a")  # this ends the wait
             thread.join(60)
             assert not thread.is_alive()
 
@@ -243,7 +243,7 @@ class CaptureContract(ABC):
             began = time.monotonic()
             closing = threading.Timer(0.2, capture.close)
             closing.start()
-            with suppress(SourceUnavailableError, StateError):  # it returns, or raises
+            with suppress(SourceUnavailableError, StateError):  # it either returns or raises
                 assert [one for one in stream if not one.is_heartbeat] == []
             closing.join(60)
             assert time.monotonic() - began < 15
@@ -257,7 +257,7 @@ class CaptureContract(ABC):
             behind = capture.lag()
             end = drain(capture, start)[-1].end
             capture.confirm(end)
-            capture.close()  # whatever was put off is written now
+            capture.close()  # writes whatever was postponed
             after = capture.lag()
         assert behind.rows is None or behind.rows >= 2
         assert behind.bytes is None or behind.bytes > 0
@@ -273,7 +273,7 @@ class CaptureContract(ABC):
             began = time.monotonic()
             thread.start()
             capture.lag()
-            actor.put(actor.table, 1, "a")  # which ends the wait
+            actor.put(actor.table, 1, "a")  # this ends the wait
             thread.join(60)
             assert not thread.is_alive()
             assert time.monotonic() - began < 15, "lag was answered only after the wait"
@@ -389,7 +389,7 @@ class CaptureContract(ABC):
             assert {decode_position(text) for text in positions} == {change_set.end}
 
     def test_rows_as_they_were_come_only_where_they_were_asked_for(self, subject: Subject) -> None:
-        """What they are is told by ``before_contract``."""
+        """``before_contract`` describes what they are."""
         actor = subject.actor
         with opened(subject) as capture:
             start = capture.prepare([actor.table])

@@ -1,4 +1,4 @@
-"""What CaptureContract works with: a source, the application that writes to it, and ways to read change sets."""
+"""What CaptureContract works with: a source, an application that writes to it, and ways to read change sets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lakefeed.testing.replica import Replica
 
 
 class Actor(Protocol):
-    """The application. Its two tables have an integer key ``id`` and a text column ``name``, and begin empty.
+    """The application. Its two tables have an integer key ``id`` and a text column ``name``, and are empty at first.
 
-    ``put`` inserts the row or updates it, ``delete`` removes it; each is a transaction of its own unless it happens
-    inside ``together``. ``rows`` is what the database itself says: id → name.
+    ``put`` inserts or updates a row, ``delete`` removes it; each is a transaction of its own, except inside
+    ``together``. ``rows`` is what the database itself has: id → name.
     """
 
     table: TableId
@@ -36,7 +36,7 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A source: how to reach it, and who writes to it. ``sees_deletes``: what its capabilities must say."""
+    """A source: how to reach it, and who writes to it. ``sees_deletes``: the value that its capabilities must have."""
 
     capture: Callable[[], ChangeCapture]
     actor: Actor
@@ -54,7 +54,7 @@ def opened(subject: Subject) -> Iterator[ChangeCapture]:
 
 
 def drain(capture: ChangeCapture, after: Position | None) -> list[ChangeSet]:
-    """The change sets that are there now."""
+    """The change sets that are available now."""
     found: list[ChangeSet] = []
     for change_set in capture.live(after, wait_seconds=0):
         if change_set.start == change_set.end and change_set.is_heartbeat:
@@ -68,7 +68,7 @@ def names(replica: Replica, table: TableId) -> dict[int, str | None]:
 
 
 def changes(change_sets: list[ChangeSet]) -> list[tuple[Operation, int]]:
-    """Operation and id of every change, in source order; before images are none."""
+    """Operation and id of every change, in source order, without before images."""
     rows = [row for one in change_sets for row in ordered_rows(one)]
     return [(Operation(row[OP]), row["id"]) for row in rows if row[OP] != Operation.BEFORE]
 

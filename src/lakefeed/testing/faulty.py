@@ -1,11 +1,11 @@
-"""Faulty: a capture or a checkpoint store that does exactly what the real one does, except where a test says so.
+"""Faulty: a capture or a checkpoint store that behaves exactly like the real one, except where a test says otherwise.
 
     faults = Faults(Fault("save", nth=2, when=AFTER))     # the second save happens, and its answer is lost
     store = FaultyStore(MemoryCheckpointStore(), faults)
 
-``BEFORE``: the call does not happen. ``AFTER``: it happens and then fails, as when the answer is lost on the way. A
-caller cannot tell the two apart, so it must be right in both. ``HELD``: it happens, and the answer comes when the test
-says ``faults.release()``.
+``BEFORE``: the call does not happen. ``AFTER``: it happens and then fails, as if the response were lost. A caller
+cannot tell the two apart, so it must be right in both cases. ``HELD``: it happens, and returns when the test calls
+``faults.release()``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Fault:
 
 
 class Faults:
-    """The faults of one wrapper, and every call it saw. ``live`` is the call itself, ``next`` each pull from it."""
+    """The faults of one wrapper, and every call it received. ``live`` is the call itself, ``next`` each pull from
+    it."""
 
     def __init__(self, *faults: Fault) -> None:
         self._faults = list(faults)
@@ -59,7 +60,7 @@ class Faults:
         self.reached = threading.Event()
 
     def add(self, fault: Fault) -> None:
-        """From now on: ``nth`` counts from this moment."""
+        """Add faults; their ``nth`` counts from now on."""
         nth = None if fault.nth is None else self.counts[fault.call] + fault.nth
         self._faults.append(Fault(fault.call, nth, fault.when, fault.error))
 
@@ -67,11 +68,11 @@ class Faults:
         self._faults.clear()
 
     def release(self) -> None:
-        """Let every held answer through."""
+        """Let every held call return."""
         self._released.set()
 
     def run(self, name: str, call: Callable[[], T]) -> T:
-        """``call()`` as the method ``name``, with its faults."""
+        """Run ``call`` as the method ``name``, with its faults."""
         self.counts[name] += 1
         self.calls.append(name)
         fault = self._match(name)

@@ -33,20 +33,20 @@ def person(tenant: int, code: str, name: str | None, big: str | None = "b") -> d
 
 
 def one(tables: TableFormat, schema: TableSchema) -> LakeTable:
-    """The lake table of the source table's own name."""
+    """The lake table with the name of the source table."""
     return tables.table(tables.routes(schema.table)[0])
 
 
 class TableFormatContract(ABC):
-    """What holds for every TableFormat. ``made`` is asked for more than once: formats keep no state of their own."""
+    """What holds for every TableFormat. ``made`` is called more than once: formats keep no state of their own."""
 
     @abstractmethod
     def make_format(self, root: Path) -> TableFormat:
-        """The tables below ``root``, for one pipeline; asked again it stands for a new process on the same lake."""
+        """The tables below ``root``, for one pipeline. Called again, it represents a new process on the same lake."""
 
     @abstractmethod
     def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
-        """All rows, by a reader that is not the writer."""
+        """All rows, read by something other than the writer."""
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> ScriptedLog:
@@ -64,7 +64,7 @@ class TableFormatContract(ABC):
     def copied(
         self, tables: TableFormat, schema: TableSchema, *chunks: list[dict[str, Any]], marks: Path, generation: int = 1
     ) -> Loaded:
-        """Copy chunks of rows, the n-th read at position n."""
+        """Copy chunks of rows; the n-th one is read at position n."""
         made = [ListChunk.of(schema, rows, read_at=number, marks=marks) for number, rows in enumerate(chunks, 1)]
         copy = TableCopy(schema=schema, generation=generation, base=0, position=at(0), chunks=made)
         return one(tables, schema).load(copy, lambda _: None)

@@ -1,7 +1,7 @@
-"""A lake in memory: the TableFormat contract with dictionaries instead of Spark. A double, for tests of the flow.
+"""A lake in memory: the TableFormat contract with dictionaries instead of Spark. A test double for the flow.
 
-It applies changes row by row, in order, in the plainest way there is, so it also serves as the model that the Spark
-side is compared with. The object stands for the lake's storage: keep it while pipelines come and go around it.
+It applies changes row by row, in order, in the simplest way possible, so it is also the model that the Spark side is
+compared with. The object represents the lake's storage: keep it while pipelines come and go.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Key = tuple[Any, ...]
 
 @dataclass
 class MemoryTable:
-    """One table: what a real one keeps in its commits."""
+    """One table, with what a real one keeps in its commits."""
 
     generation: int
     schema: TableSchema
@@ -45,7 +45,7 @@ class MemoryTable:
     high: Position | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
     moved: Row | None = None
-    """The row that the last delete took away: an insert of it under another key may lack values."""
+    """The row that the last delete removed: an insert of it under another key may lack values."""
 
 
 class MemoryLake(RoutedFormat):
@@ -73,7 +73,7 @@ class MemoryLake(RoutedFormat):
 
 
 class MemoryLakeTable:
-    """One table of a MemoryLake, as the LakeTable contract sees it. What it keeps, the lake keeps."""
+    """One table of a MemoryLake, as a LakeTable. The lake keeps its content."""
 
     def __init__(self, lake: MemoryLake, route: Route) -> None:
         self.route = route
@@ -131,7 +131,7 @@ class MemoryLakeTable:
         return (TableVersion(number=found.number, schema_version=found.schema.version, position=found.high, version=0),)
 
     def check(self, schema: TableSchema, before: TableSchema | None = None) -> tuple[str, ...]:  # noqa: ARG002
-        """It takes every schema."""
+        """Accepts every schema."""
         return ()
 
     def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> None:
@@ -162,7 +162,7 @@ class MemoryLakeTable:
 
 @dataclass
 class RowsChunk:
-    """Rows of a table, read at once; its own reader."""
+    """Rows of a table, read at once. It is its own reader."""
 
     schema: TableSchema
     rows: list[Row]
@@ -181,12 +181,12 @@ class RowsChunk:
 
 
 def _key(schema: TableSchema, row: Mapping[str, Any]) -> Key:
-    """Without a key, a row is all its values."""
+    """Without a key, a row is identified by all its values."""
     return tuple(row[name] for name in schema.key) or tuple(repr(row[name]) for name in schema.names)
 
 
 def _free_key(table: MemoryTable, row: Mapping[str, Any]) -> Key:
-    """Where a new row goes: of a table without a key, beside the rows that are equal to it."""
+    """The key of a new row: in a table without a key, next to the rows that are equal to it."""
     key = _key(table.schema, row)
     if table.schema.key:
         return key
@@ -194,7 +194,7 @@ def _free_key(table: MemoryTable, row: Mapping[str, Any]) -> Key:
 
 
 def _last_key(table: MemoryTable, row: Mapping[str, Any]) -> Key:
-    """Where a row is: of several that are equal in a table without a key, the last."""
+    """The key of a row: of several equal ones in a table without a key, the last."""
     *key, last = _free_key(table, row)
     return (*key, last if table.schema.key else last - 1)
 
@@ -213,7 +213,7 @@ def _evolved(rows: Mapping[Key, Row], old: TableSchema, new: TableSchema) -> dic
 
 
 def _projected(row: Row, old: TableSchema, new: TableSchema) -> Row:
-    """A row of schema ``old`` as a row of schema ``new``; what was added later reads as its default."""
+    """A row of schema ``old`` as a row of schema ``new``; columns added later get their default."""
     origin = origins(old, new)
     return {name: new.column(name).default if was is None else row[was] for name, was in origin.items()}
 

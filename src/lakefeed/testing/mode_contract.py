@@ -40,19 +40,19 @@ from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
 GENERATION = 1_700_000_000_000
 COPIED_AT = datetime.fromtimestamp(GENERATION / 1000, UTC)
 MARKS: dict[str, pa.DataType] = {"case": pa.int64(), "a": pa.int64(), "f": pa.float64(), "t": pa.string()}
-"""Of a table without a key."""
+"""For a table without a key."""
 
 property_test = settings(
     max_examples=1,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
-"""Few examples: each is more than a hundred histories."""
+"""Few examples, because each has more than a hundred histories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A table of one format and mode, and the log that its changes come from."""
+    """A table in one format and mode, and the log with its changes."""
 
     tables: TableFormat
     schema: TableSchema
@@ -69,11 +69,11 @@ class Stage:
         self.lake_table.load(copy, lambda _: None)
 
     def add(self, *rows: Row, time: datetime = COMMITTED_AT, absent: dict[int, Sequence[str]] | None = None) -> None:
-        """One change set, not yet applied."""
+        """Add one change set, without applying it."""
         self.log.add(batch(self.schema, rows, time=time, absent=absent))
 
     def sync(self) -> None:
-        """Apply what waits, in one window."""
+        """Apply everything pending, in one window."""
         applied = self.lake_table.applied(GENERATION)
         assert applied is not None
         self.apply(self.window(applied.number))
@@ -85,7 +85,7 @@ class Stage:
         self.lake_table.apply(window, GENERATION)
 
     def play(self, pieces: Sequence[Sequence[Event]]) -> None:
-        """One window for each piece, which is several change sets, and each of them twice."""
+        """Apply one window for each piece, which is several change sets, and apply each window twice."""
         for piece in pieces:
             after, middle = self.log.head, len(piece) // 2
             for part in (piece[:middle], piece[middle:]):
@@ -96,19 +96,19 @@ class Stage:
 
 
 class ModeContract(ABC):
-    """What the suites need of a format."""
+    """What the suites need from a format."""
 
     @abstractmethod
     def make_format(self, root: Path, mode: Mode) -> TableFormat:
-        """The tables below ``root`` in that mode, for one pipeline."""
+        """The tables below ``root`` in this mode, for one pipeline."""
 
     @abstractmethod
     def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
-        """All rows, by a reader that is not the writer."""
+        """All rows, read by something other than the writer."""
 
     @contextmanager
     def stage(self, mode: Mode, schema: TableSchema) -> Iterator[Stage]:
-        """An empty lake, away from those of other examples."""
+        """An empty lake, separate from those of other examples."""
         with TemporaryDirectory() as directory:
             root = Path(directory)
             (root / "segments").mkdir()
@@ -120,7 +120,7 @@ class ModeContract(ABC):
 
 
 class MirrorContract(ModeContract):
-    """A mirror with its options. What holds for every mirror is in ``format_contract``."""
+    """A mirror with its options. ``format_contract`` has what holds for every mirror."""
 
     KEPT = Mirror(soft_delete="deleted_at", metadata=("operation", "position", "committed_at"))
 
@@ -299,7 +299,7 @@ class AppendContract(ModeContract):
         for event in dice.events:
             model.apply(event)
             values, absent = event.values, event.absent
-            if event.moved_from is not None:  # completed from the old key
+            if event.moved_from is not None:  # completed with values from the old key
                 values, absent = model.rows[event.key], ()
             told = (event.seq, event.operation, event.position, event.time, f"txn {event.seq}", list(absent) or None)
             expected.append((*told, plain({name: values.get(name) for name in COLUMNS})))

@@ -30,9 +30,9 @@ START = datetime(2023, 11, 14, 22, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change or before image. ``seq`` is its index in the log, from 1, which also makes its position.
+    """One change or before image. ``seq`` is its index in the log, from 1, which also determines its position.
 
-    ``moved_from`` is the old key of a row whose key was changed: the event before it is the delete of that key.
+    ``moved_from`` is the old key of a row whose key was changed: the preceding event is the delete of that key.
     """
 
     seq: int
@@ -52,7 +52,7 @@ class Event:
 
 
 def histories(name: str = "main.histories") -> TableSchema:
-    """The schema of a table of histories. Updates may not carry ``big``; ``note`` is the one not to track."""
+    """The schema of a table of histories. Updates may omit ``big``; ``note`` is the column that is not tracked."""
     return table(name, COLUMNS, key=KEY)
 
 
@@ -74,9 +74,9 @@ def as_batch(schema: TableSchema, events: Sequence[Event]) -> ChangeBatch:
 
 
 class Dice:
-    """A random history: ``copied`` rows to begin with, then ``events``. The same for the same seed.
+    """A random history: ``copied`` rows first, then ``events``. The same seed gives the same history.
 
-    Before images are among the events, with values at random: whoever takes one for a change is found out.
+    The events include before images with random values, which exposes code that takes one for a change.
     """
 
     def __init__(self, seed: int, *, cases: int = 120, length: int = 900, truncates: bool = True) -> None:
@@ -92,7 +92,7 @@ class Dice:
             self.events += self._happening(len(self.events) + 1, wanted)
 
     def pieces(self, count: int) -> Iterator[list[Event]]:
-        """The events cut into ``count`` runs, anywhere but inside a change of a key."""
+        """The events cut into ``count`` runs, anywhere except inside a change of a key."""
         whole = [index for index in range(1, len(self.events)) if self.events[index].moved_from is None]
         cuts = sorted(self._random.sample(whole, count - 1))
         for start, end in zip([0, *cuts], [*cuts, len(self.events)], strict=True):
@@ -103,7 +103,7 @@ class Dice:
         return {"case": case, "id": "x", **self._values()}
 
     def _happening(self, seq: int, truncates: set[int]) -> list[Event]:
-        """What happens next: a change, with the image of before or without it, or a changed key."""
+        """What happens next: a change, with or without a before image, or a changed key."""
         if self._there and self._random.random() < 0.15 and not {seq, seq + 1} & truncates:
             return self._move(seq)
         event = self._event(seq, truncate=bool({seq, seq + 1} & truncates))
@@ -113,7 +113,7 @@ class Dice:
         return [Event(seq, "before", values, event.time), replace(event, seq=seq + 1)]
 
     def _move(self, seq: int) -> list[Event]:
-        """A row of its case gets another key: chains, swaps and keys that are used again come about by themselves."""
+        """Give a row another key in its case: chains, swaps and reused keys arise by themselves."""
         old = self._random.choice(sorted(self._there))
         free = [key for text in ("x", "", "ü", "y") if (key := (old[0], text)) not in self._there]
         if not free:
@@ -153,7 +153,7 @@ class Dice:
         }
 
     def _time(self) -> datetime | None:
-        """A clock that mostly goes on, stands still for a while, and sometimes steps back far."""
+        """A clock that mostly advances, sometimes stands still, and sometimes jumps far back."""
         self._clock += timedelta(seconds=self._random.choice([0, 0, 1, 60, 60, 60, -500]))
         return None if self._random.random() < self._no_time else self._clock
 
@@ -168,7 +168,7 @@ class Version:
 
 @dataclass
 class TemporalModel:
-    """Versions of rows. ``copied_at`` is when copied rows begin."""
+    """Versions of rows. ``copied_at`` is the start of copied rows."""
 
     tracked: Sequence[str]
     copied_at: datetime
@@ -220,7 +220,7 @@ class TemporalModel:
 
 @dataclass
 class MirrorModel:
-    """Current rows, and deleted ones with the time of their deletion. ``last`` is each row's last change."""
+    """Current rows, and deleted ones with the time of their deletion. ``last`` is the last change of each row."""
 
     rows: dict[Key, Values] = field(default_factory=dict)
     deleted: dict[Key, datetime | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Replica: the simplest lake there can be, a dictionary, to say which rows a table must have in the end."""
+"""Replica: the simplest possible lake, a dictionary, which shows the rows that a table must have in the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _METADATA = "_lakefeed_"
 
 
 class Replica:
-    """Rows by key, for each table. ``stale`` are the tables that a notice asked to copy again."""
+    """Rows by key, for each table. ``stale`` are the tables for which a notice asked for a new copy."""
 
     def __init__(self) -> None:
         self.schemas: dict[TableId, TableSchema] = {}
@@ -26,7 +26,7 @@ class Replica:
         return list(self._tables.get(table, {}).values())
 
     def copy(self, plan: SnapshotPlan) -> None:
-        """Replace a table by what its chunks have. A key that is there twice is a fault of the plan."""
+        """Replace a table by the rows of its chunks. A key that occurs twice is a fault of the plan."""
         rows: dict[Key, dict[str, Any]] = {}
         for chunk in plan.chunks:
             with chunk.open() as reader:
@@ -39,7 +39,7 @@ class Replica:
         self.stale.discard(plan.schema.table)
 
     def apply(self, change_set: ChangeSet) -> None:
-        """Schemas first, then the rows in order."""
+        """Apply the schemas first, then the rows in order."""
         self.stale |= {notice.table for notice in change_set.notices if isinstance(notice, RecopyNeeded)}
         for schema in change_set.schemas:
             self._evolve(schema)
@@ -66,7 +66,7 @@ class Replica:
             rows[key] = {name: value for name, value in row.items() if not name.startswith(_METADATA)}
 
     def _evolve(self, schema: TableSchema) -> None:
-        """Existing rows under a new schema: renamed and dropped columns follow, new ones have their default."""
+        """Convert existing rows to a new schema: columns are renamed and dropped, new ones get their default."""
         old = self.schemas.get(schema.table)
         if old is not None:
             origin = origins(old, schema)

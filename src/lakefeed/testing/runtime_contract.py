@@ -4,7 +4,7 @@
         def make_runtime(self, capture, options):
             return Runtime(capture, MyStore(self.place), key="shop", options=options)
 
-``make_runtime`` is called again within one test to stand for a restart: it must find what was saved before.
+``make_runtime`` is called again within one test to represent a restart: it must find what was saved before.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def operations(change_sets: Iterable[ChangeSet]) -> set[Operation]:
 
 
 def transactions(*numbers: int) -> list[ScriptStep]:
-    """One transaction of one row for each number."""
+    """One transaction with one row for each number."""
     return [step for number in numbers for step in (insert(PEOPLE, id=number, name=f"p{number}"), COMMIT)]
 
 
 def take_all(runtime: Runtime) -> list[int]:
-    """Poll and commit until there is nothing more. Returns the ids, in the order they came."""
+    """Poll and commit until there is nothing more. Returns the ids in order of arrival."""
     taken: list[int] = []
     while delivery := runtime.poll():
         taken += ids(delivery.change_sets)
@@ -61,7 +61,7 @@ class RuntimeContract(ABC):
 
     @abstractmethod
     def make_runtime(self, capture: ChangeCapture, options: RuntimeOptions) -> Runtime:
-        """A runtime that is not started, over the one place of this test."""
+        """A runtime that is not started, on the same store within one test."""
 
     def started(self, capture: ChangeCapture, options: RuntimeOptions = NOW) -> Runtime:
         runtime = self.make_runtime(capture, options)

@@ -8,10 +8,10 @@
         HEARTBEAT,                                 # nothing for us, but the log has moved on
     ], snapshot={people: [{"id": 1, "name": "Ada"}]})
 
-The script is the log: every COMMIT and HEARTBEAT is one number further, whether or not anybody reads it. Rows behind
-the last COMMIT belong to an open transaction and are not seen. Resume point and confirmations survive ``close``, as
-they do in a real server: what was confirmed is gone, what was not is delivered again. At the end of the script the
-source is idle. Snapshot rows stand for the state at the end of the script. Threads as ``ChangeCapture`` says.
+The script is the log: every COMMIT and HEARTBEAT moves it one number further, whether or not anybody reads it. Rows
+after the last COMMIT belong to an open transaction and are not seen. Resume point and confirmations survive ``close``,
+as in a real server: what was confirmed is gone, what was not is delivered again. At the end of the script the source is
+idle. Snapshots read the state at the end of the script. Threads: as in ``ChangeCapture``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ScriptMark(Enum):
     CRASH = "crash"
     """The connection breaks: SourceUnavailableError, once."""
     EOF = "eof"
-    """The iterator ends here and whatever follows is never seen."""
+    """The iterator ends here, and nothing that follows is ever seen."""
 
 
 COMMIT, HEARTBEAT, CRASH, EOF = ScriptMark.COMMIT, ScriptMark.HEARTBEAT, ScriptMark.CRASH, ScriptMark.EOF
@@ -127,7 +127,7 @@ class LogEntry:
 
 @dataclass(slots=True)
 class ScriptedContent:
-    """The rows and schemas that snapshots read. ``pinned`` stands in for ``head``: a reader that sees an old state."""
+    """The rows and schemas that snapshots read. ``pinned`` replaces ``head``, for a reader that sees an old state."""
 
     rows: dict[TableId, list[Mapping[str, Any]]]
     schemas: dict[TableId, TableSchema]
@@ -153,7 +153,7 @@ class ScriptedChunk:
 
 
 class ScriptedReader:
-    """An exact chunk: ``low`` and ``high`` are one."""
+    """An exact chunk: ``low`` and ``high`` are equal."""
 
     def __init__(self, schema: TableSchema, rows: Sequence[Mapping[str, Any]], at: Position) -> None:
         self._schema = schema
@@ -179,11 +179,11 @@ EVERYTHING = Capabilities(
 
 
 class ScriptedCapture(ChangeCapture):
-    """A ChangeCapture; see the module. ``append`` goes on with the script while the capture runs.
+    """A ChangeCapture; see the module. ``append`` extends the script while the capture runs.
 
-    ``position`` makes the n-th position, for kinds other than SqliteSequence. ``prepare_at`` is where the log stands
-    when the resume point is made. ``waits``: an idle ``live`` waits for ``append`` as long as it may; tests that
-    count polls leave it off.
+    ``position`` makes the n-th position, for kinds other than SqliteSequence. ``prepare_at`` is where the log is when
+    the resume point is created. ``waits``: an idle ``live`` waits for ``append`` as long as it may; tests that count
+    polls leave it off.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class ScriptedCapture(ChangeCapture):
         self.prepare_at = 0
         self.recalled: dict[TableId, TableSchema] = {}
         self.copies_open: set[TableId] = set()
-        """Tables whose copy was planned and is not over yet."""
+        """Tables whose copy is planned and not finished."""
         given = snapshot or {}
         self.content = ScriptedContent(
             {schema.table: list(rows) for schema, rows in given.items()},
@@ -220,7 +220,7 @@ class ScriptedCapture(ChangeCapture):
         self.append(*script)
 
     def append(self, *script: ScriptStep) -> None:
-        """More script. May be called from another thread."""
+        """Extend the script. Any thread may call this."""
         with self._more:
             for step in script:
                 self._take(step)
@@ -361,7 +361,7 @@ class ScriptedCapture(ChangeCapture):
             if step is COMMIT:
                 self._open_transaction = []
         elif isinstance(step, ScriptMark):
-            # Half a number: behind everything so far, before the next commit.
+            # Half a number: after everything so far, before the next commit.
             self._log.append(LogEntry(len(self._numbers) - 0.5, step))
         else:
             self._open_transaction.append(step)

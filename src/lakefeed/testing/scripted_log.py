@@ -1,4 +1,4 @@
-"""A ChangeLog and a chunk without a journal or a database: for tests of table formats and of the sync engine.
+"""A ChangeLog and a chunk without a journal or a database, for tests of table formats and of the sync engine.
 
 log = ScriptedLog(tmp_path)
 people = log.schema_of(table("main.people", {"id": pa.int64()}, key=("id",)))
@@ -50,7 +50,7 @@ class ScriptedLog:
         return self.head
 
     def add_stale_reason(self, table: TableId, reason: str, columns: tuple[str, ...] | None = None) -> None:
-        """The next change set says of ``table`` what a RecopyNeeded says."""
+        """The next change set says about ``table`` what a RecopyNeeded would say."""
         self._stale.append((self.head + 1, table, StaleReason(self._schemas[table][-1][1].version, reason, columns)))
 
     @property
@@ -74,7 +74,7 @@ class ScriptedLog:
         return Window(table, after, upto, self.position(upto), segments, target, schemas, stale_reasons=stale)
 
     def check(self, window: Window) -> None:
-        """Its segments have no checksums."""
+        """Does nothing: its segments have no checksums."""
 
     def _write(self, batch: ChangeBatch) -> Segment:
         data = batch.data
@@ -104,7 +104,7 @@ def _counts(operations: list[Any]) -> Counts:
 
 @dataclass(frozen=True)
 class ListChunk:
-    """A chunk of given rows. Each time it is read it leaves a mark, also in another process: see ``reads``."""
+    """A chunk of given rows. Each read leaves a mark, even in another process: see ``reads``."""
 
     table: TableId
     data: pa.RecordBatch

@@ -22,7 +22,7 @@ class StorageContract(ABC):
 
     @abstractmethod
     def make_storage(self) -> Storage:
-        """An empty place, another one each time."""
+        """An empty storage, a new one each time."""
 
     @pytest.fixture
     def storage(self) -> Storage:
@@ -123,7 +123,7 @@ class StorageContract(ABC):
             third.replace("second", b"y")
 
     def test_what_is_written_again_with_the_same_content_is_no_conflict(self, storage: Storage) -> None:
-        """So that a request whose answer was lost, and that is sent again, is not taken for another writer's."""
+        """A request whose response was lost, and that is sent again, must not be taken for another writer's."""
         old = storage.below()
         old.replace("state", b"one")
         storage.below().replace("state", b"two")

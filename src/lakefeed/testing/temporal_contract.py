@@ -34,7 +34,7 @@ def products() -> TableSchema:
 
 
 class TemporalContract(ModeContract):
-    """Each test says one rule; the first holds them all against a plain model."""
+    """Each test checks one rule; the first one checks all of them against a plain model."""
 
     @property_test
     @given(seed=st.integers(0, 10**9), windows=st.integers(2, 4), track=st.booleans())
@@ -60,7 +60,7 @@ class TemporalContract(ModeContract):
         assert len(told) == len(expected)
 
     def versions(self, stage: Stage, *names: str) -> list[tuple[Any, ...]]:
-        """Chosen columns of all versions, by key and order of opening."""
+        """Chosen columns of all versions, ordered by key and then by opening."""
         rows = sorted(self.rows(stage), key=lambda row: (row["id"], row["_lakefeed_seq"]))
         return [tuple(row[name] for name in names) for row in rows]
 
@@ -226,7 +226,7 @@ class TemporalContract(ModeContract):
 
 
 def _as_of(rows: Sequence[Values], time: datetime) -> dict[int, float]:
-    """B10: valid_from <= T AND (valid_to IS NULL OR valid_to > T)."""
+    """The rows that are valid at T: valid_from <= T AND (valid_to IS NULL OR valid_to > T)."""
     return {
         row["id"]: row["price"]
         for row in rows

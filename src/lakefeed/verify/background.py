@@ -1,7 +1,7 @@
-"""Comparisons beside a pipeline that this process runs: each lake table every so often, the oldest answer first.
+"""Comparisons beside a pipeline that this process runs: each lake table at an interval, the oldest result first.
 
-One table at a time, at the rate that the options give, in a thread of its own. What is found stays with the state, for
-``status`` and the dashboard. Nothing that goes wrong here stops the pipeline.
+One table at a time, at the rate in the options, in a thread of its own. Results are kept with the state, for ``status``
+and the dashboard. Nothing that goes wrong here stops the pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STOP_SECONDS = 5.0
 
 
 class BackgroundVerification:
-    """From the beginning of a ``with`` block to its end. A comparison under way then ends at its next step."""
+    """Runs during a ``with`` block. At its end, a running comparison ends at its next step."""
 
     def __init__(self, work: PipelineVerification, every_seconds: float) -> None:
         self._over = threading.Event()
@@ -44,8 +44,8 @@ class BackgroundVerification:
         self._thread.join(_STOP_SECONDS)
 
     def due(self) -> TableId | None:
-        """The live table whose last comparison, or last try, is the oldest and old enough. A new one is due once it has
-        been live for that long: its copy was read from the source."""
+        """The live table whose last comparison, or last try, is the oldest and old enough. A new table is due after it
+        has been live for that long: its copy was read from the source."""
         known = load_verified(self._work.state)
         live = TableStates(self._work.state).in_phase(Phase.LIVE)
         now, found = time.time(), list[tuple[float, TableId]]()
@@ -68,6 +68,6 @@ class BackgroundVerification:
                 for _, one in found.tables:
                     if not one.equal and not self._over.is_set():
                         log.warning("%s is not equal to its source: %s", one.table, one.differences[0])
-            except Exception as error:  # noqa: BLE001  # a comparison is never worth stopping a pipeline for
+            except Exception as error:  # noqa: BLE001  # a comparison must never stop a pipeline
                 if not self._over.is_set():
                     log.warning("a comparison failed and is made again: %s", error)

@@ -1,7 +1,7 @@
-"""Buckets: the rows of one side of a comparison, spread by a hash of their key, so that a part at a time is compared.
+"""Buckets: the rows of one side of a comparison, distributed by a hash of their key, so that parts can be compared.
 
-Equal rows are in buckets of the same number on both sides, so that comparing bucket by bucket is comparing the tables.
-Memory follows the largest bucket and not the table; meanwhile the rows lie in compressed temporary files.
+Equal rows are in the same bucket on both sides, so comparing all buckets compares the tables. Memory is bounded by the
+largest bucket, not by the table; the other rows are in compressed temporary files.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import pyarrow as pa
 
 BUCKET_ROWS = 100_000
 MOST_BUCKETS = 256
-"""A file stays open for each while one side is read."""
+"""While one side is read, each bucket keeps a file open."""
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: neighbouring numbers end far apart
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: scatters neighbouring numbers
 
 
 def buckets_for(rows: int | None) -> int:
-    """How many for a table of about so many rows; one means that everything stays in memory."""
+    """The number of buckets for about this many rows; one means that everything stays in memory."""
     if rows is None:
         return MOST_BUCKETS
     return min(MOST_BUCKETS, 1 + rows // BUCKET_ROWS)
 
 
 class Buckets:
-    """``add`` everything, ``close``, then ask for each ``table``. ``key`` are the columns that the hash is of."""
+    """``add`` everything, ``close``, then read each ``table``. The hash is over the columns ``key``."""
 
     def __init__(self, directory: Path, count: int, key: Sequence[str], schema: pa.Schema) -> None:
         self._directory = directory
@@ -75,9 +75,9 @@ class Buckets:
 
 
 def bucket_numbers(batch: pa.RecordBatch, key: Sequence[str], count: int) -> Any:
-    """The bucket of each row. Depends on the values of ``key`` alone, never on the process or the batch.
+    """The bucket of each row. Depends only on the values of ``key``, never on the process or the batch.
 
-    NULL hashes to 0. Lists have no hash here: other columns must tell rows apart.
+    NULL hashes to 0. Lists are not hashed: other columns must distinguish rows.
     """
     mixed = np.zeros(batch.num_rows, dtype=np.uint64)
     for name in key:

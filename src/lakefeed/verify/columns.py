@@ -1,6 +1,7 @@
 """Which lake column is compared with which source column, and why others are not. Pure.
 
-A column that differs because the configured evolution says so (ignored, kept, replaced) is named and is no difference.
+A column that differs because the configured evolution says so (ignored, kept, replaced) is listed, but is no
+difference.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Columns:
 
 
 def paired_by_name(lake: Sequence[str], source: Sequence[str]) -> Columns:
-    """Every column with the one of its name."""
+    """Pairs columns of the same name."""
     return Columns(
         pairs=tuple((name, name) for name in lake if name in source),
         differences=(
@@ -41,7 +42,7 @@ def paired_by_name(lake: Sequence[str], source: Sequence[str]) -> Columns:
 
 
 def paired(lake: Sequence[str], source: Sequence[str], mapping: ColumnMapping, schema: TableSchema) -> Columns:
-    """Every column with the one that feeds it. ``schema`` is the source's that the lake table maps."""
+    """Pairs every column with the one that feeds it. ``schema`` is the source schema that the lake table maps."""
     fed = {one.column.name: one for one in mapping.columns}
     known = [name for name in lake if name in fed]
     whole = {name: fed[name].source for name in known if fed[name].is_live and not fed[name].since}

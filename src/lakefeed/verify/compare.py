@@ -1,13 +1,13 @@
 """Proof that a lake table equals its source table, row by row, by readers that the pipeline does not use.
 
 deltalake or pyiceberg read the lake (no Spark, no JVM); plain SQL and the driver's own conversions read the source.
-Both become Arrow columns of the lake's types and are compared exactly: no tolerance, no sample, a hash only to spread
-rows.
+Both become Arrow columns of the lake's types and are compared exactly: no tolerance, no sample, a hash only to
+distribute rows.
 
-  1 columns are paired: by name, or by the lake table's column mapping
-  2 each side is read once, in batches, and spread over buckets by key
-  3 bucket by bucket, the rows that should be the source's are taken out of the lake's (current versions; what changes
-    leave) and compared; the versions of a history table must also keep their invariants
+  1 pair the columns: by name, or by the lake table's column mapping
+  2 read each side once, in batches, and distribute it over buckets by key
+  3 bucket by bucket, select the lake's rows that should equal the source's (current versions; results of changes) and
+    compare them; the versions of a history table must also keep their invariants
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _MIRROR = Mirror()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Rows on both sides and the first differences, as sentences; none of them: equal.
+    """Rows on both sides and the first differences, as sentences; without differences the two are equal.
 
-    ``lake_rows`` are those that should be the source's: of a history table the current versions, of a table of changes
-    what they leave. ``chosen`` says what the evolution has left out of the comparison. ``compared`` is False for a
+    ``lake_rows`` counts the rows that should be the source's: the current versions of a history table, the results of a
+    table of changes. ``chosen`` says what the evolution has excluded from the comparison. ``compared`` is False for a
     table that could not be compared: its rows are unknown, and that is a difference. A comparison beside a running
-    pipeline also says how many rows are ``differing``, the ``keys`` of them as the source has them, and which
-    ``change_set`` and ``position`` the lake was compared at; ``only_rows``, rows are all that differs, so that a repair
-    of them makes the table equal. ``partial`` says which rows were compared, where it was not all: such a table is
-    never called equal.
+    pipeline also has the number of ``differing`` rows, their ``keys`` as in the source, and the ``change_set`` and
+    ``position`` at which the lake was compared; ``only_rows`` means that nothing but rows differs, so that repairing
+    them makes the table equal. ``partial`` says which rows were compared if not all: such a table is never called
+    equal.
     """
 
     table: TableId
@@ -68,14 +68,14 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Was nothing found? ``partial`` says if that is of some rows alone."""
+        """Whether nothing was found. ``partial`` tells whether that holds only for some rows."""
         return not self.differences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """What is known of a lake table. ``mapping`` and ``schema`` say which source column feeds which of its columns;
-    ``made`` makes the source's rows what the table should have, where that is not the same."""
+    """What is known about a lake table. ``mapping`` and ``schema`` say which source column feeds which of its columns;
+    ``made`` turns the source's rows into what the table should have, if that is not the same."""
 
     table: TableId
     mode: Mode = _MIRROR
@@ -91,13 +91,13 @@ class TableShape:
         return paired(lake, source, self.mapping, self.schema)
 
     def ruled(self, field: pa.Field[Any], source: str) -> pa.Field[Any]:
-        """A lake column's field, with the rule by which the source column ``source`` was delivered."""
+        """The field of a lake column, with the rule by which the source column ``source`` was delivered."""
         found = [one for one in self.schema.columns if one.name == source] if self.schema is not None else []
         return pa.field(field.name, field.type, metadata=field_of(found[0]).metadata) if found else field
 
     @property
     def key(self) -> tuple[str, ...]:
-        """In the lake table's names; none if unknown, and then all values of a row identify it."""
+        """In the lake table's names; empty if unknown, and then all values of a row identify it."""
         if self.made is not None:
             return self.made.key
         if self.mapping is None or self.schema is None:
@@ -106,7 +106,7 @@ class TableShape:
 
 
 Progress = Callable[[str, int], None]
-"""Receives the side, ``lake`` or ``source``, and how many of its rows have been read so far."""
+"""Receives the side, ``lake`` or ``source``, and the number of its rows that have been read so far."""
 
 
 def compare_table(
@@ -127,7 +127,7 @@ def compare_table(
     if not columns.pairs:
         incomparable = "there is no column that both have"
     elif current is None and not is_keyless and not key:
-        incomparable = "the lake table does not have the whole key, so nobody knows which rows its changes leave"
+        incomparable = "the lake table does not have the whole key, so it is not known which rows its changes leave"
     if incomparable is not None:
         differences = (*columns.differences, incomparable)
         return Comparison(table=known.table, source_rows=0, lake_rows=0, differences=differences, chosen=columns.chosen)

@@ -1,19 +1,20 @@
 """Does a lake table equal its source table, while both are in use? No lease, no pause, no false alarm.
 
 One look:
-  1 read      the source's rows as Spark tasks, in the chunks of a copy, each in one consistent read whose bracket says
-              which commits it has: all up to ``low``, none after ``high`` (``ChangeCapture.reread``)
+  1 read      read the source's rows as Spark tasks, in the chunks of a copy, each in one consistent read whose bracket
+              says which commits it includes: all up to ``low``, none after ``high`` (``ChangeCapture.reread``)
   2 wait      until the journal has passed every ``high``; bounded
-  3 lake      the table at one change set that has: a version of it, with the journal's changes on top if need be
-              (``reading.moment``)
-  4 compare   digests, then rows where these differ (``reading.compare``). A key that the journal has a change of
-              between the lowest ``low`` and that change set has *moved*: the two sides may show it at different
-              times. Any other key has had one value all the while: if it differs now, it differs
-Keys that moved and differ are looked at again, by key, which takes milliseconds instead of minutes: few of them move
-once more meanwhile. A row that does is right if what was read of it is one of the states that the journal says it went
-through; one of which nobody can say that after several looks is told, and is not called equal.
+  3 lake      take the table at a change set at or after that: a version of it, with changes from the journal on top if
+              need be (``reading.moment``)
+  4 compare   digests, then rows where these differ (``reading.compare``). A key with a change in the journal between
+              the lowest ``low`` and that change set has *moved*: the two sides may show it at different times. Any
+              other key has had one value all the time: if it differs now, it really differs
 
-A source that polls has no bracket. There the changes since the look began are those that moved, and the journal has to
+Keys that moved and differ are looked at again, by key, which takes milliseconds instead of minutes, so that few of them
+move again meanwhile. A row that does is right if what was read is one of the states that it had according to the
+journal; a row for which that cannot be decided after several looks is reported, and not called equal.
+
+A source that polls has no bracket. There, keys with changes since the look began count as moved, and the journal must
 pass the time of the newest row that was read.
 """
 
@@ -73,16 +74,16 @@ _GROUP = 8
 LAST = "last"
 _SAMPLE_CHUNK_ROWS = 1_000
 _RECENT = 20
-"""Change sets before a read whose states count as recent: the row may have been read as it was before it changed."""
+"""How many change sets before a read count as recent: the row may have been read before it changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
-    """``wait_seconds``: how long the journal may take to pass what was read. ``looks``: how often rows that moved are
-    looked at. ``max_rate``: rows of the source that are read in a second. ``most_keys``: of rows that differ, how many
-    are remembered for a repair; ``shown`` are told with their values. ``sample``: of about so many rows alone, half of
-    them chosen in the lake and half in the source. ``since``: of rows alone that the journal has a change of after that
-    position; LAST is where the table was found equal last."""
+    """``wait_seconds``: how long the journal may take to pass what was read. ``looks``: how often moved rows are looked
+    at. ``max_rate``: rows read from the source per second. ``most_keys``: how many keys of differing rows are kept for
+    a repair; ``shown`` of them are reported with their values. ``sample``: compare only about this many rows, half of
+    them chosen in the lake and half in the source. ``since``: compare only rows that have a change in the journal after
+    this position; LAST is where the table was last found equal."""
 
     wait_seconds: float = 120.0
     looks: int = 8
@@ -99,7 +100,7 @@ class NotComparedError(Exception):
 
 
 class MovedOnError(Exception):
-    """The table changed its columns, or all its rows, during a look: it has to be looked at again."""
+    """The table changed its columns, or all its rows, during a look: another look is needed."""
 
 
 @dataclass(slots=True)
@@ -130,8 +131,8 @@ class _Look:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveTable:
-    """One lake table to compare. ``spark`` is a session, ``lake`` what was given by the user, ``tables`` the lake as
-    the pipeline has it. ``reader`` says which columns the source has now."""
+    """One lake table to compare. ``spark`` is a session, ``lake`` what the user gave, ``tables`` the pipeline's form of
+    it. ``reader`` says which columns the source has now."""
 
     spark: Any
     lake: Any
@@ -146,7 +147,7 @@ class LiveTable:
     over: Callable[[], bool] = lambda: False
 
     def compare(self, progress: Progress) -> Comparison:
-        """Never raises for what concerns this table alone: it is not compared then, with the reason."""
+        """Never raises for what concerns only this table: then it is not compared, with the reason."""
         record, found = self.record, _Found()
         with ExitStack() as stack:
             stack.enter_context(Pin.make(self.state, _PIN_SECONDS))
@@ -193,7 +194,7 @@ class LiveTable:
         )
 
     def _some(self, work: Staging, progress: Progress) -> tuple[str | None, tuple[Key, ...] | None]:
-        """Which rows are to be compared, for people, and their keys; None means all."""
+        """Which rows to compare, in words, and their keys; None means all."""
         options, record = self.options, self.record
         if options.sample is None and options.since is None:
             return None, None
@@ -208,9 +209,7 @@ class LiveTable:
             if since == LAST:
                 last = load_verified(self.state).get(record.table)
                 if last is None or last.through is None or last.through.position is None:
-                    raise NotComparedError(
-                        "it was never found equal yet, so nobody knows since when: compare all of it"
-                    )
+                    raise NotComparedError("it has never been found equal: compare all of it first")
                 since = last.through.position
             if since is not None:
                 after = pipeline.change_set(since)
@@ -218,14 +217,14 @@ class LiveTable:
             raise NotComparedError(f"{error.message.rstrip('.')}. Remedy: {error.remedy}") from error
         shape, _ = self._shape(schema, rows.columns)
         if not shape.key or not shape.key_is_plain:
-            raise NotComparedError("rows of a table without a key, or whose key is masked, can only be compared all")
+            raise NotComparedError("a table that has no key, or a masked one, can only be compared as a whole")
         if since is not None:
             window = journal.window(record.source, after, journal.head)
             if window.truncated_at is not None:
                 raise NotComparedError(f"it was truncated since {since}: compare all of it")
             keys = staged_keys(shape, changed_rows(self.spark, window), rows) if window.segments else ()
             if len(keys) > MOST_MOVED:
-                raise NotComparedError(f"more than {MOST_MOVED:,} rows changed since {since}: compare all")
+                raise NotComparedError(f"more than {MOST_MOVED:,} rows changed since {since}: compare all of it")
             return f"{len(keys):,} rows that changed since {since}", keys
         wanted = min(options.sample or 0, MOST_MOVED)
         seed = time.time_ns() % 2**31
@@ -242,7 +241,8 @@ class LiveTable:
         return f"a sample of {len(keys):,} of about {plan.rows_estimate:,} rows", keys
 
     def compare_keys(self, keys: Sequence[Key]) -> tuple[int, tuple[Key, ...]]:
-        """Of rows with these keys: how many differ, and which, those among them that changed during every look."""
+        """Compares the rows with these keys: how many differ, and which, including those that changed during every
+        look."""
         found, moved = _Found(), tuple(keys)
         with Pin.make(self.state, _PIN_SECONDS), Staging(self.state, self.record.table) as work:
             for turn in range(self.options.looks):
@@ -254,7 +254,7 @@ class LiveTable:
         return found.differing + len(moved), (*found.keys, *moved)
 
     def _whole(self, work: Staging, progress: Progress) -> _Look:
-        """A look at all rows. One during which the table changed its columns, or all of its rows, is done again."""
+        """A look at all rows. It is repeated if the table changed its columns, or all of its rows, meanwhile."""
         for left in reversed(range(self.options.looks)):
             try:
                 found = self._look(work, None, progress)
@@ -268,9 +268,9 @@ class LiveTable:
         raise NotComparedError("it was not looked at")  # not reached: the last turn returns or raises
 
     def _look(self, work: Staging, keys: Sequence[Key] | None, progress: Progress, *, explains: bool = False) -> _Look:
-        """The four steps. MovedOnError if it has to be done again, NotComparedError if it cannot be done.
+        """The four steps. MovedOnError if they must be repeated, NotComparedError if they are impossible.
 
-        ``explains``: a row that moved is settled if what was read of it is a state that the journal says it had.
+        ``explains``: a moved row is settled if what was read is a state that it had according to the journal.
         """
         record, options = self.record, self.options
         journal = Journal.read(self.state)
@@ -341,7 +341,7 @@ class LiveTable:
         *,
         keeps: bool = False,
     ) -> list[ChunkFile]:
-        """Read chunks into files, but those that are ``known``. ``keeps``: what is done survives a kill."""
+        """Read chunks into files, except those that are ``known``. ``keeps``: finished ones survive a kill."""
         staged: list[ChunkFile | None] = list(known) if known is not None else [None] * len(chunks)
         left = [index for index, one in enumerate(staged) if one is None]
         for start in range(0, len(left), _GROUP):
@@ -361,7 +361,7 @@ class LiveTable:
         return [one for one in staged if one is not None]
 
     def _reach(self, journal: Journal, highs: Sequence[Position]) -> int:
-        """The first change set that has everything that was read. Waits for it, and not without an end."""
+        """The first change set that includes everything that was read. Waits for it, but not for ever."""
         until, asked, is_run = time.monotonic() + self.options.wait_seconds, 0.0, True
         while True:
             journal.refresh()
@@ -369,7 +369,7 @@ class LiveTable:
             missing = [high for high in highs if end is None or not end >= high]
             if not missing:
                 break
-            if time.monotonic() >= asked:  # a question about the lease is one to the disk or to a store
+            if time.monotonic() >= asked:  # asking for the lease costs an access to the disk or the store
                 is_run, asked = lease_holder(self.state) is not None, time.monotonic() + 2.0
             if time.monotonic() > until or not is_run or self.over():
                 why = f"not within {self.options.wait_seconds:.0f} s" if is_run else "and no process runs the pipeline"
@@ -390,7 +390,7 @@ class LiveTable:
         if made is not None:
             rule, ruled, evaluate = made
             rows = MadeRows(rule=rule, ruled=ruled, schema=schema, mapping=mapping, evaluate=evaluate)
-            if record.part is not None:  # the table has the columns of the union's other parts, too
+            if record.part is not None:  # the table also has the columns of the union's other parts
                 own_names = record.mode.schema(ruled.schema).names
                 stored = [name for name in stored if name in own_names]
         known = TableShape(table=record.table, mode=record.mode, mapping=mapping, schema=schema, made=rows)
@@ -402,7 +402,7 @@ class LiveTable:
         if not columns.pairs:
             raise NotComparedError("there is no column that both have")
         key = known.key
-        if record.part is not None:  # of a part's rows the column of their origin tells none from another
+        if record.part is not None:  # within a part, the column with their origin does not distinguish rows
             key = tuple(name for name in key if name != record.part.column)
         if not set(key) <= set(columns.lake) or (schema.key and not key):
             raise NotComparedError("the lake table does not have the whole key")
@@ -411,8 +411,8 @@ class LiveTable:
 
 
 def explained_keys(files: Sequence[str], schema: TableSchema, window: Window) -> set[Key]:
-    """Of rows that change all the time: the keys whose row, as it was read, is a state that the journal says it had in
-    the window. A column that a change did not carry is not compared."""
+    """For rows that change all the time: the keys whose row, as it was read, is a state that it had in the window
+    according to the journal. Columns that a change did not carry are not compared."""
     if any(one.schema_version != window.target.version for one in window.segments):
         return set()
     read: dict[Key, tuple[str, ...]] = {}

@@ -1,7 +1,7 @@
-"""Rows that a rule makes: the source's rows as the lake table has them, for the comparison.
+"""Rows that a rule makes: turns the source's rows into those that the lake table should have, for the comparison.
 
-The source is read in its own types, masks that are applied before the journal are applied to it in Arrow as they were
-then, and Spark evaluates the rest of the rule. A column is compared if everything that it is made of can be read.
+The source is read in its own types, masks that apply before the journal are applied in Arrow, as in the pipeline, and
+Spark evaluates the rest of the rule. A column is compared if everything that it is made from can be read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.verify.columns import Columns, paired
 
 Evaluate = Callable[[Resolved, Iterator[pa.RecordBatch], Path], Iterator[pa.RecordBatch]]
-"""Whole rows of the source in, rows of the lake table out; the directory is for files on the way."""
+"""Takes whole rows of the source, returns rows of the lake table; the directory is for intermediate files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeRows:
-    """``schema`` is the source's that the lake table maps, ``mapping`` its columns before ``ruled`` makes its own."""
+    """``schema`` is the source schema that the lake table maps; ``mapping`` has its columns before ``ruled`` is
+    applied."""
 
     rule: RowRule
     ruled: Resolved
@@ -39,7 +40,7 @@ class MadeRows:
         return self.ruled.schema.key
 
     def columns(self, lake: Sequence[str], source: Sequence[str]) -> Columns:
-        """The pairs have the lake's name twice: one side has it stored, the other makes it."""
+        """The pairs have the lake's name twice: one side stores the column, the other makes it."""
         read = self._read(source)
         ready = [one for one in self.ruled.columns if one.column.name in lake and set(one.inputs) <= set(read)]
         names = {one.column.name for one in self.ruled.columns}
@@ -51,7 +52,7 @@ class MadeRows:
             chosen=(
                 *beside.chosen,
                 *(
-                    f"column {one.column.name} is made of columns that the source does not have as they were"
+                    f"column {one.column.name} is computed from columns whose original values the source does not have"
                     for one in self.ruled.columns
                     if one.column.name in lake and one not in ready
                 ),
@@ -60,20 +61,20 @@ class MadeRows:
                 *beside.differences,
                 *(f"column {name} is not in the lake" for name in lacking),
                 *(f"column {name} is not made by the rule" for name in lake if name not in names),
-                *(f"the condition reads {name}, which the source does not have any more" for name in unread),
+                *(f"the condition reads {name}, which the source no longer has" for name in unread),
             ),
         )
 
     def given(self, source: Sequence[str]) -> tuple[pa.Schema, tuple[str, ...]]:
-        """What to read of the source: the columns as a schema, under the names of the rule, and their names there. Each
-        has what the source does with values out of range, which is done before a mask sees them."""
+        """What to read from the source: the columns as a schema, under the rule's names, and their names in the source.
+        Each has its rule for values out of range, which applies before a mask."""
         read, fields = self._read(source), {one.name: field_of(one) for one in self.schema.whole.columns}
         return pa.schema([fields[there].with_name(name) for name, there in read.items()]), tuple(read.values())
 
     def batches(
         self, rows: Iterator[pa.RecordBatch], source: Sequence[str], directory: Path
     ) -> Iterator[pa.RecordBatch]:
-        """What the lake table should have."""
+        """The rows that the lake table should have."""
         read, early = self._read(source), dict(self.rule.early)
 
         def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -91,7 +92,7 @@ class MadeRows:
         return prepared if self.rule.is_plain else self.evaluate(self.ruled, prepared, directory)
 
     def _read(self, source: Sequence[str]) -> dict[str, str]:
-        """The names of the rule's input columns, and of the source's columns that they are."""
+        """The names of the rule's input columns, each with the name of its source column."""
         return {
             one.column.name: one.source
             for one in self.mapping.columns

@@ -1,13 +1,11 @@
-"""What the rows of a lake table say about the source's rows, mode by mode, for all rows of some keys. Arrow only.
+"""What the rows of a lake table say about the source's rows, by mode, for all rows of some keys. Arrow only.
 
 A history table (mode temporal) keeps invariants per key: at most one version is current, intervals are not negative and
-do not overlap, and a version is current if and only if it has no end. ``lake.mode.check`` checks the same with
-Spark.
+do not overlap, and a version is current if and only if it has no end. ``lake.mode.check`` checks the same with Spark.
 
-A table of changes (mode append) leaves rows: the last change of a key by seq is the row, unless it is a delete. A
-column that the change did not carry has the value of the newest one that did. Before a truncate nothing counts, and
-before images never do. Without a key a row is all its values, and what is left of it is a number: inserts minus
-deletes.
+A table of changes (mode append) determines rows: the last change of a key by seq is the row, unless it is a delete. A
+column that the change did not carry has the value of the newest change that did. Nothing before a truncate counts, and
+before images never do. Without a key a row is identified by all its values, and its count is inserts minus deletes.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ CHANGE_COLUMNS = (OPERATION, SEQ, ABSENT)
 
 
 def history_faults(versions: pa.Table, key: Sequence[str], mode: Interval) -> Counter[str]:
-    """How many versions break which invariant."""
+    """How many versions violate each invariant."""
     if versions.num_rows == 0:
         return Counter()
     order = [*key, SEQ]
@@ -56,14 +54,14 @@ def fault_sentences(faults: Mapping[str, int]) -> Iterator[str]:
 
 
 def last_truncate(changes: pa.RecordBatch) -> int:
-    """The seq of the newest truncate; -1 if there is none. It has no key, so it concerns every bucket."""
+    """The seq of the newest truncate; -1 if there is none. It has no key, so it applies to every bucket."""
     operations: Any = changes.column(OPERATION)
     found: Any = changes.filter(pc.equal(operations, pa.scalar("truncate"))).column(SEQ)
     return int(pc.max(found).as_py()) if len(found) else -1
 
 
 def current_rows(changes: pa.Table, key: Sequence[str], names: Sequence[str], truncated_at: int) -> pa.Table:
-    """The rows that the changes leave, with the columns ``names``. ``changes`` are all that some keys have."""
+    """The rows that result from the changes, with the columns ``names``. ``changes`` are all changes of some keys."""
     operations: Any = changes.column(OPERATION)
     seqs: Any = changes.column(SEQ)
     idle = pc.is_in(operations, value_set=pa.array(["truncate", "before"]))
@@ -89,8 +87,8 @@ def current_rows(changes: pa.Table, key: Sequence[str], names: Sequence[str], tr
     listed = absent.take(pa.array(partial)).to_pylist()
     columns = []
     for name in names:
-        # For each row the newest one, itself included, that carried the column. It may be another key's, which lies
-        # before the place where this key starts; -1 if there is none.
+        # For each row, the newest one up to it that carried the column. It may belong to another key, before this key's
+        # first row; -1 if there is none.
         carried = np.arange(rows.num_rows)
         carried[[index for index, lacking in zip(partial, listed, strict=True) if name in lacking]] = -1
         newest = (np.maximum.accumulate(carried) if rows.num_rows else carried)[chosen]
@@ -101,7 +99,7 @@ def current_rows(changes: pa.Table, key: Sequence[str], names: Sequence[str], tr
 
 
 def _same_as_next(rows: pa.Table, key: Sequence[str]) -> Any:
-    """Of sorted rows, for each but the last: does the next one have the same key?"""
+    """For each of the sorted rows but the last: whether the next one has the same key."""
     if rows.num_rows < 2:
         return np.zeros(0, dtype=bool)
     same = np.ones(rows.num_rows - 1, dtype=bool)

@@ -1,12 +1,12 @@
-"""Does the lake of one pipeline equal its source? Every table that should be there is compared, or named with why not.
+"""Does the lake of one pipeline equal its source? Compares every table that should be there, or says why it does not.
 
   1 what should be there: the tables that the source offers for the configured patterns, and the lake tables they feed
   2 what is there: the table states that the pipeline has written
-  3 each table that is live is compared; whatever else should be live is a difference, with the reason and the remedy
+  3 compare each live table; anything else that should be live is a difference, with reason and remedy
 
-So a pipeline that ended half-way is never "equal": a table that it has not reached, a copy that is not finished and a
-run that ended with an error all count. A table that a pattern matches and that the source cannot offer (no key, not
-logged, no right to read it) is named with the reason; the pipeline is complete without it.
+So a pipeline that ended half-way is never "equal": a table that it has not reached, an unfinished copy and a run that
+ended with an error all count. A table that a pattern matches and that the source cannot offer (no key, unlogged, no
+privilege to read it) is named with the reason; the pipeline is complete without it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReadableLake(Lake, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was found. ``problems`` concern the whole pipeline; ``not_followed`` are source tables with the reason."""
+    """What was found. ``problems`` concern the whole pipeline; ``not_followed`` are source tables, with the reason."""
 
     tables: tuple[tuple[Mode, Comparison], ...]
     problems: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineVerification:
-    """One pipeline to verify. ``sync`` is the command that brings it up to date: remedies name it."""
+    """One pipeline to verify. ``sync`` is the command that brings it up to date, for remedies."""
 
     name: str
     state: Path | Storage
@@ -77,17 +77,17 @@ class PipelineVerification:
 
     @property
     def is_run(self) -> bool:
-        """Does a process have the pipeline's lease right now?"""
+        """Whether a process has the pipeline's lease right now."""
         return lease_holder(self.state) is not None
 
     def run(
         self, progress: Callable[[TableId], Progress], *, live: bool | None = None, tables: Sequence[str] = ()
     ) -> Verification:
-        """Compare everything, or the lake ``tables`` that are named. Needs no lease.
+        """Compare everything, or only the named lake ``tables``. Needs no lease.
 
-        ``live``: both sides may be in use, see ``verify.live``; needs ``session``, which gives a Spark session. Else
-        nothing may be writing to the source, and the readers are others than the pipeline's. None: live if a process
-        runs the pipeline. Changes neither lake nor source. What it found stays with the state, for ``status``.
+        ``live``: both sides may be in use, see ``verify.live``; needs ``session``, which returns a Spark session.
+        Otherwise nothing may be writing to the source, and other readers than the pipeline's are used. None: live if a
+        process runs the pipeline. Changes neither lake nor source. The results are kept with the state, for ``status``.
         """
         live = self.is_run if live is None else live
         records = TableStates(self.state).all()
@@ -128,7 +128,7 @@ class PipelineVerification:
         return Verification(tables=tuple(found), problems=tuple(problems), not_followed=not_followed)
 
     def _wanted(self, names: Sequence[str], there: Collection[TableId]) -> Collection[TableId]:
-        """The lake tables that are named, all without a name. ConfigError for one that is not there."""
+        """The named lake tables, all if none is named. ConfigError for one that does not exist."""
         chosen = {TableId.parse(name) for name in names}
         for table in chosen:
             if table not in there:
@@ -137,13 +137,13 @@ class PipelineVerification:
         return chosen or there
 
     def _keep(self, found: Sequence[Comparison], followed: Mapping[TableId, TableState]) -> None:
-        """For ``status``. A directory that may only be read is no reason to fail: the comparison is done."""
+        """Save the results for ``status``. A read-only directory is no reason to fail: the comparison is done."""
         lake, journal = self.lake.bind(self.name), Journal.read(self.state)
         results: dict[TableId, Verified] = {}
         with closing(journal):
             for one in found:
                 if one.partial is not None and one.equal:
-                    continue  # some rows are no proof of the table
+                    continue  # some rows do not prove anything about the table
                 record = followed.get(one.table)
                 number, position = one.change_set, one.position
                 if record and one.compared and number is None:
@@ -163,9 +163,9 @@ class PipelineVerification:
             save_verified(self.state, results)
 
     def _source_tables(self) -> tuple[frozenset[TableId], dict[TableId, str]]:
-        """The tables that the source offers, and those that a pattern matches and that it does not, with the reason.
+        """The tables that the source offers, and those that a pattern matches and it does not offer, with the reason.
 
-        ConfigError for a pattern that matches none.
+        ConfigError for a pattern without a match.
         """
         self.capture.open()
         try:

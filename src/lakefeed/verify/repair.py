@@ -1,11 +1,11 @@
-"""Repair one lake table: find the rows that differ, have them read again, and look whether they are the same then.
+"""Repair one lake table: find the rows that differ, have them read again, and check whether they are equal then.
 
   1 compare   the table, beside whoever runs the pipeline (``verify.live``)
-  2 ask       the process that has the lease reads those rows from the source and writes them through the journal
+  2 ask       the process with the lease to read these rows from the source and write them through the journal
               (``flow.reread.repair``); bounded
   3 wait      until the lake table itself has that change set; bounded
   4 compare   those rows again
-Where no process runs the pipeline, the caller runs it meanwhile.
+If no process runs the pipeline, the caller runs it meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAIT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """``found`` is the comparison before. ``left`` rows differ still; None if nothing was repaired or compared."""
+    """``found`` is the comparison before. ``left`` rows still differ; None if nothing was repaired or compared."""
 
     found: Comparison
     answer: RepairAnswer | None = None
@@ -34,19 +34,19 @@ class Repaired:
 
     @property
     def is_equal(self) -> bool:
-        """Is every row now what the source has, as far as anybody has looked?"""
+        """Whether every row is now what the source has, as far as it was compared."""
         return self.found.equal or (self.left == 0 and self.is_repairable)
 
     @property
     def is_repairable(self) -> bool:
-        """Were differing rows all that was wrong, and is each of them known by its key?"""
+        """Whether only rows differed, and the key of each of them is known."""
         return self.found.only_rows and len(self.found.keys) >= self.found.differing
 
 
 def repair_table(
     table: LiveTable, progress: Progress, told: Callable[[str], None], found: Comparison | None = None
 ) -> Repaired:
-    """Steps 1 to 4. ``found`` is a comparison that was made just now; ``told`` gets a line for people."""
+    """Steps 1 to 4. ``found`` is a comparison made just before; ``told`` gets lines for people."""
     started = time.monotonic()
     found = found if found is not None else table.compare(progress)  # 1
     if not found.keys:

@@ -13,14 +13,14 @@ Row = tuple[Any, ...]
 
 
 class ValueDifferenceError(Exception):
-    """The source has a value that the lake's column cannot have. The text is the difference, for people."""
+    """The source has a value that the lake's column cannot hold. The text is the difference, for people."""
 
 
 def exact_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
     """Rows of the source as a batch of the lake's columns: exactly, or ValueDifferenceError.
 
-    No conversion but the documented ones: a text column holds the text form of whatever SQLite has, and a float column
-    an integer that has a double of its own. 1.0 is not the integer 1.
+    Only documented conversions: a text column holds the text form of whatever SQLite has, and a float column an integer
+    that a double represents exactly. 1.0 is not the integer 1.
     """
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
     arrays = []
@@ -42,7 +42,7 @@ def exact_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def different_rows(source: pa.Table, lake: pa.Table) -> tuple[Counter[Row], Counter[Row]]:
-    """The rows that are only in the source, and those only in the lake. The common case, none, is cheap."""
+    """The rows that only the source has, and those that only the lake has. The common case, none, is cheap."""
     if source.num_rows == lake.num_rows and _comparable(source).equals(_comparable(lake)):
         return Counter(), Counter()
     left, right = Counter(rows_of(source)), Counter(rows_of(lake))
@@ -50,7 +50,7 @@ def different_rows(source: pa.Table, lake: pa.Table) -> tuple[Counter[Row], Coun
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
-    """Values that have a hash and are equal if they are the same: lists as tuples, NaN and -0.0 as text."""
+    """Hashable values that are equal exactly if they are the same: lists as tuples, NaN and -0.0 as text."""
     columns = [[_hashable(value) for value in column.to_pylist()] for column in table.columns]
     return zip(*columns, strict=True)
 
@@ -70,7 +70,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _comparable(table: pa.Table) -> pa.Table:
-    """Sorted by every column; floating point as text, because NaN is not equal to itself, and lists, to be sorted."""
+    """Sorted by every column; floats as text, because NaN does not equal itself, and lists as text, to sort them."""
     for index, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):
             table = table.set_column(index, field.name, table.column(index).cast(pa.string()))
@@ -78,4 +78,4 @@ def _comparable(table: pa.Table) -> pa.Table:
             texts = [None if value is None else repr(value) for value in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(texts, pa.string()))
     table = table.sort_by([(name, "ascending") for name in table.column_names]).combine_chunks()
-    return pa.Table.from_arrays(table.columns, names=table.column_names)  # whether it may be NULL is no value
+    return pa.Table.from_arrays(table.columns, names=table.column_names)  # without nullability, which is not a value

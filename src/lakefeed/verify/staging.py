@@ -1,9 +1,9 @@
-"""What a comparison has read of the source, in Parquet files below ``verify/`` of the state, for as long as it runs.
+"""What a comparison has read from the source, in Parquet files below ``verify/`` of the state, while it runs.
 
-A comparison of a whole table that was killed goes on with the chunks that are missing: the plan is written down before
-the first is read, and each group of them when it is there. The pin of the process that died still keeps the change sets
-that the comparison needs, for some hours; where it does not any more, all is read again. Files that nobody goes on with
-are removed by the next comparison of the table.
+A comparison of a whole table that was killed continues with the missing chunks: the plan is saved before the first
+chunk is read, and each group of chunks when it has been read. For some hours the pin of the dead process still keeps
+the change sets that the comparison needs; after that, everything is read again. The next comparison of the table
+removes files that nobody continues with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAN = "plan.json"
 
 
 class Staging:
-    """One comparison of one table, from ``with`` to its end. LeaseError if another compares it right now."""
+    """One comparison of one table, for a ``with`` block. LeaseError if another process is comparing it."""
 
     def __init__(self, state: Storage, table: TableId) -> None:
         self._is_kept = state.directory is not None
@@ -41,7 +41,7 @@ class Staging:
         self._plan: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        for folder in (self.place.parent, self.place):  # rows of the source are nobody else's
+        for folder in (self.place.parent, self.place):  # private: these are rows of the source
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = (self.place / ".lock").open("a")
         try:
@@ -55,13 +55,13 @@ class Staging:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing stays but what a kill leaves behind."""
+        """Remove everything; only a kill leaves something behind."""
         shutil.rmtree(self.place, ignore_errors=True)
         self._lock.close()
 
     def resumed(self, asked: Mapping[str, Any]) -> list[ChunkFile | None] | None:
-        """What an earlier process has read of a plan, chunk by chunk, None for those that are missing; None if there is
-        no plan for the same that is young enough. ``chunks`` are then the plan's."""
+        """What an earlier process has read of a plan, chunk by chunk, with None for missing ones. None if there is no
+        recent plan with the same parameters. Otherwise ``chunks`` are that plan's."""
         try:
             plan = json.loads((self.place / _PLAN).read_bytes())
             if plan["asked"] != dict(asked) or not 0 <= time.time() - plan["at"] < _RESUMED_SECONDS:
@@ -87,7 +87,7 @@ class Staging:
         return int(self._plan["began"])
 
     def begin(self, asked: Mapping[str, Any], chunks: list[Mapping[str, Any]], began: int) -> None:
-        """Remove what is there, and write a plan down."""
+        """Remove what exists, and save a plan."""
         for path in self.place.iterdir():
             if path.name != ".lock":
                 path.unlink()
@@ -102,14 +102,14 @@ class Staging:
         }
 
     def save(self) -> None:
-        """What is done so far survives a kill. Not durable against a power cut: it is only work saved."""
+        """Save what is done so far, so that it survives a kill. Not a power cut: it only saves work."""
         if self._is_kept:
             temporary = self.place / f".{_PLAN}"
             temporary.write_text(json.dumps(self._plan, ensure_ascii=False), encoding="utf-8")
             temporary.replace(self.place / _PLAN)
 
     def drop_plan(self) -> None:
-        """The look that it was for is over."""
+        """The look that the plan was for is over."""
         with suppress(FileNotFoundError):
             (self.place / _PLAN).unlink()
 

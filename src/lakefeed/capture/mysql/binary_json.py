@@ -1,7 +1,7 @@
-"""MySQL's binary JSON → the text that the server prints for it. Pure; DecodeError for anything else.
+"""MySQL's binary JSON as the text that the server prints. Pure; DecodeError for anything else.
 
-Documents of one column mostly have the same keys. So all documents are walked at once, value by value: those with the
-same keys are a group, and a value of theirs is a column again. What is rare is read one by one.
+The documents of one column mostly have the same keys. So all documents are walked together, value by value: those with
+the same keys form a group, and each of their values forms a column again. Rare cases are read one by one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from lakefeed.errors import DecodeError
 
 _DEEPEST = 110  # the server's own limit is 100
 _FEW = 24
-"""Fewer values than that are read one by one: that is quicker."""
+"""Fewer values than this are read one by one, which is faster."""
 _MOST_GROUPS = 16
 
 
 def json_texts(field: Field) -> Any:
-    """A column of documents → their texts."""
-    # A document without bytes is of a column that was made NOT NULL without a value.
+    """A column of documents as texts."""
+    # An empty document comes from a column that was made NOT NULL without a value.
     at, ends = field.starts, field.starts + field.lengths
     there = np.flatnonzero(field.valid & (field.lengths > 0))
     try:
@@ -53,7 +53,7 @@ def json_texts(field: Field) -> Any:
 
 
 def _column(data: Bytes, kinds: Bytes, at: Ints, ends: Ints, depth: int) -> Any:
-    """Values of any kinds, each at its offset in a document that ends at ``ends``."""
+    """Values of any kind, each at its offset in a document that ends at ``ends``."""
     if depth > _DEEPEST or np.any(at >= ends):
         raise DecodeError("a JSON value is nested too deep, or ends too early")
     if len(at) < _FEW:
@@ -88,7 +88,7 @@ def _of_kind(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any:
     if kind in _NUMBERS and np.all(at + struct.calcsize(_NUMBERS[kind]) <= ends):
         return pa.array(gathered(data, at, _DTYPES[kind])).cast(pa.string())
     head = 1 if kind == 0x0F else 0
-    if kind in (0x0C, 0x0F) and np.all(at + head < ends) and data[at + head].max() < 0x80:  # short ones
+    if kind in (0x0C, 0x0F) and np.all(at + head < ends) and data[at + head].max() < 0x80:  # lengths of one byte
         lengths, begin = data[at + head].astype(np.int64), at + head + 1
         follows = np.all(begin[1:] >= (begin + lengths)[:-1]) and np.all(begin + lengths <= ends)
         if kind == 0x0C and follows:
@@ -106,7 +106,7 @@ def _of_kind(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any:
 
 
 def _containers(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any:
-    """Objects or arrays: those with the same number of values and the same keys are one group."""
+    """Objects or arrays: those with the same number of values and the same keys form one group."""
     size, is_array = 4 if kind & 1 else 2, kind >= 2
     wide = "<u4" if size == 4 else "<u2"
     if np.any(at + 2 * size > ends):
@@ -124,7 +124,7 @@ def _containers(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any
         keys: list[str] = []
         is_same = (counts[left] == count) & (at[left] + head <= ends[left])
         if not is_array and count:
-            # The keys' offsets and lengths, and the keys themselves, which come right behind the values' entries.
+            # Offsets and lengths of the keys, and the keys themselves, which follow the entries of the values.
             entries = data[at[first] + 2 * size : at[first] + values_at].tobytes()
             offsets = [int.from_bytes(entries[i : i + size], "little") for i in range(0, len(entries), size + 2)]
             lengths = [
@@ -141,10 +141,10 @@ def _containers(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any
         chosen, left = left[is_same], left[~is_same]
         origin, texts = at[chosen], list[Any](["[" if is_array else "{"])
         for index in range(count):
-            place = origin + values_at + index * entry
-            kinds = data[place]
+            at_entry = origin + values_at + index * entry
+            kinds = data[at_entry]
             is_inline = (kinds >= 4) & (kinds <= (8 if size == 4 else 6))
-            begin = np.where(is_inline, place + 1, origin + gathered(data, place + 1, wide))
+            begin = np.where(is_inline, at_entry + 1, origin + gathered(data, at_entry + 1, wide))
             comma = ", " if index else ""
             texts += [
                 comma if is_array else f"{comma}{keys[index]}: ",
@@ -160,12 +160,12 @@ def _containers(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any
 
 
 def _decimals(data: Bytes, at: Ints, lengths: Ints, precision: int, scale: int) -> Any:
-    """Precision and scale, and then as in a row."""
+    """Precision and scale in a byte each, then packed as in a row."""
     kind = Kind("decimal", False, precision, scale)
     if scale > precision or np.any(lengths - 2 != sum(width for _, width in decimal_groups(kind))):
-        raise DecodeError("a JSON decimal has another length than its digits")
+        raise DecodeError("the length of a JSON decimal does not match its digits")
     found = packed_decimal(Field(data, at + 2, lengths - 2, np.ones(len(at), bool)), kind)
-    if scale > 6 and found.type != pa.string():  # else Arrow, as Python, would print 1E-7
+    if scale > 6 and found.type != pa.string():  # Arrow's cast, like Python's str, would print 1E-7
         return pa.array([format(one, "f") for one in found.to_pylist()], pa.string())
     return found.cast(pa.string())
 
@@ -215,7 +215,7 @@ _NUMBERS = {5: "<h", 6: "<H", 7: "<i", 8: "<I", 9: "<q", 10: "<Q"}
 _DTYPES = {5: "<i2", 6: "<u2", 7: "<i4", 8: "<u4", 9: "<i8", 10: "<u8"}
 _DECIMAL = 246
 _ESCAPED = r'["\\\x00-\x1f]'
-"""What the text of a string cannot have as it is."""
+"""Characters that must be escaped in a JSON string."""
 
 
 def _bytes(data: bytes, at: int, length: int) -> bytes:
@@ -226,7 +226,7 @@ def _bytes(data: bytes, at: int, length: int) -> bytes:
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Seven bits in each byte, the lowest first."""
+    """A variable-length number: seven bits per byte, the lowest first. Returns it and the offset after it."""
     length = 0
     for shift in range(0, 35, 7):
         length |= (data[at] & 0x7F) << shift
@@ -241,7 +241,7 @@ def _quoted(text: str) -> str:
 
 
 def _double(value: float) -> str:
-    """The shortest digits that mean the number; a power of ten where the point is more than 15 places off."""
+    """The shortest digits that identify the number; with an exponent if the point is more than 15 digits away."""
     if not math.isfinite(value):
         raise DecodeError("a JSON number is not finite")
     sign, digits, exponent = Decimal(repr(value)).as_tuple()

@@ -1,7 +1,7 @@
-"""BinlogDecoder: events of the binlog → rows and announcements. Pure and total.
+"""BinlogDecoder: turns events of the binlog into rows and announcements. Pure and total.
 
-A transaction is everything between its GTID and its commit. Its end is the set of all GTIDs up to it, or its offset in
-a file. An event that could carry rows and is not understood stops the stream with its name.
+A transaction consists of everything from its GTID to its commit. Its end is the set of all GTIDs up to it, or an offset
+in a file. An unknown event that could carry rows stops the stream with an error that names it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _IGNORABLE = 0x80
 _STANDALONE, _PREPARED_XA = 1, 64
 _HEADER_BYTES = events.HEADER.size
 _BLOCK, _FEW = 2_048, 16
-"""Events that are looked at together; fewer of one table are looked at one by one, which is quicker."""
+"""How many events are classified together. Fewer than _FEW events of one table are handled singly, which is faster."""
 _IS_ROW = np.isin(np.arange(256), (23, 24, 25, 30, 31, 32))
 _OPERATIONS = np.array([events.ROWS.get(code, 0) for code in range(256)])
 
 
 ROW_IMAGE = (
-    "SET GLOBAL binlog_row_image = 'FULL'; then let applications connect again, and run "
+    "SET GLOBAL binlog_row_image = 'FULL'; then have applications reconnect, and run "
     "`lakefeed rebuild FILE {table} --from-source`."
 )
 PARTIAL_JSON = (
-    "SET GLOBAL binlog_row_value_options = ''; then let applications connect again, and run "
+    "SET GLOBAL binlog_row_value_options = ''; then have applications reconnect, and run "
     "`lakefeed rebuild FILE {table} --from-source`."
 )
 _XID = re.compile(r"X'((?:[0-9A-Fa-f]{2})*)',X'((?:[0-9A-Fa-f]{2})*)',([0-9]{1,10})\b")
@@ -55,10 +55,11 @@ _XID = re.compile(r"X'((?:[0-9A-Fa-f]{2})*)',X'((?:[0-9A-Fa-f]{2})*)',([0-9]{1,1
 
 @dataclass(slots=True)
 class Gulp:
-    """The events of one buffer: where they are, their kinds, and of those with rows or a table map the table's number.
-    ``first`` is where the rows of an event begin, and ``owners`` the transaction whose rows they are; -1 where nobody
-    knows yet. ``is_regular``: nobody has to look at it. ``has_offsets``: positions are offsets in a file. ``tail`` are
-    the bytes of a checksum. ``ends`` are without it from the moment that there is an owner."""
+    """The events of one buffer: their offsets and type codes and, for row events and table maps, the table number.
+
+    ``first`` is where the rows of an event begin, ``owners`` the transaction they belong to; -1 while not known.
+    ``is_regular``: the event needs no individual handling. ``has_offsets``: positions are offsets in a file. ``tail``
+    is the size of a checksum; ``ends`` excludes it as soon as the event has an owner."""
 
     data: bytes
     view: Bytes
@@ -85,7 +86,7 @@ class Gulp:
 
 
 class Resolved(NamedTuple):
-    """What a table map means: a layout, None for a table that is not captured; and what is to be announced."""
+    """What a table map means: a layout, or None for a table that is not captured; and what to announce."""
 
     layout: Layout | None
     announced: Announced = Announced()
@@ -93,8 +94,9 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BinlogPiece:
-    """Packets of a stream that delivers what comes after ``after``. It may have begun earlier, after ``begin``: what
-    lies between was delivered, and is read again for the distributed transactions in it. ``place`` is its end."""
+    """Packets of a stream that delivers what comes after ``after``. The stream may start earlier, after ``begin``: it
+    reads that part, which has been delivered, again for the XA transactions in it. ``place`` is where the piece
+    ends."""
 
     after: Gtid
     packets: Packets | None = None
@@ -103,8 +105,8 @@ class BinlogPiece:
 
 
 class BinlogDecoder:
-    """See ``capture.log.Decoder``. ``resolve`` says what a table map means and ``apply`` what a statement does to
-    captured tables; neither asks anybody."""
+    """See ``capture.log.Decoder``. ``resolve`` says what a table map means, ``apply`` what a statement does to captured
+    tables; neither does any I/O."""
 
     def __init__(
         self,
@@ -119,25 +121,25 @@ class BinlogDecoder:
         self._resolve, self._apply, self._is_captured = resolve, apply, is_captured
         self._before_images = before_images
         self._prepared, self._notes = prepared or PreparedTransactions(), notes or StreamNotes()
-        self._position: Gtid = MysqlGtid("")  # all transactions up to here
+        self._position: Gtid = MysqlGtid("")  # all transactions up to here have been delivered
         self._has_begun = False
-        self._again: Gtid | None = None  # how far it has come, while what was delivered before is read again
+        self._again: Gtid | None = None  # how far a delivered part has been read again, while that lasts
         self._place = Place()
         self._maps: dict[int, tuple[bytes, Layout | None, TableId]] = {}
-        self._gtid: Any = None  # what the kind of position takes for one transaction: origin and number, say
+        self._gtid: Any = None  # arguments of ``Gtid.including`` for the open transaction: origin and number, say
         self._id: str | None = None
         self._time_us = 0
         self._in_group = self._is_skipped = False
         self._xa: Prepared | None = None
-        self._heads: dict[tuple[int, int], tuple[Layout, bytes]] = {}  # of row events, by table and kind
-        self._touched: set[int] = set()  # tables of the transaction that is open
+        self._heads: dict[tuple[int, int], tuple[Layout, bytes]] = {}  # of row events, by table number and type code
+        self._touched: set[int] = set()  # table numbers in the open transaction
         self._index: int | None = None
         self._has_checksums = self._counts_years = False
-        self._is_changed = False  # what events mean, since the last look at many of them
+        self._is_changed = False  # whether the classification of the block may have become wrong
         self._made: Decoded[Any] = Decoded()
 
     def decode(self, piece: BinlogPiece) -> Decoded[Any]:
-        """DecodeError if the events are not what a server sends."""
+        """DecodeError if the bytes are not events that a server sends."""
         if not self._has_begun:
             self._has_begun, self._position = True, piece.after
             if piece.begin is not None and piece.begin != piece.after:
@@ -159,7 +161,7 @@ class BinlogDecoder:
         return made
 
     def _events(self, data: bytes, starts: Ints, ends: Ints, *, inner: bool = False) -> None:
-        """``inner``: what was compressed has no checksums and no offsets of its own."""
+        """``inner``: events from a compressed one, which have no checksums and no offsets of their own."""
         if not len(starts):
             return
         gulp = Gulp.of(data, starts, ends, is_inner=inner, has_offsets=isinstance(self._position, MysqlBinlog))
@@ -179,12 +181,13 @@ class BinlogDecoder:
             for index in range(at, high):
                 self._event(gulp, index)
             if gulp.has_offsets:
-                self._move(gulp, high - 1)  # an event that nobody looked at, and its offset has 32 bits alone
+                self._move(gulp, high - 1)  # a regular event: its header has only 32 bits, so no wrap may be missed
         self._flush(gulp)
 
     def _regular(self, gulp: Gulp, low: int, high: int) -> list[int]:
-        """Find the events that need no look of their own: table maps that tell what is known, and row events that begin
-        as others of their table. Returns how many of the latter there are before each event."""
+        """Find the events that need no individual handling: table maps that repeat what is known, and row events whose
+        head is the same as that of an earlier one of their table. Returns, for each event, how many such row events
+        precede it."""
         starts, ends = gulp.starts[low:high], gulp.ends[low:high] - gulp.tail
         codes, numbers, body = gulp.codes[low:high], gulp.numbers[low:high], starts + events.HEADER.size + 8
         regular, first = gulp.is_regular[low:high], gulp.first[low:high]
@@ -195,7 +198,7 @@ class BinlogDecoder:
         for one in np.split(members, edges) if len(members) >= _FEW else ():
             known = self._maps.get(int(numbers[one[0]])) if len(one) >= _FEW else None
             if known is None or (known[1] is not None) != self._is_captured(known[2]):
-                continue  # it was prepared or dropped since
+                continue  # the table was prepared or dropped since
             raw, layout, _ = known
             maps, rows = one[is_map[one]], one[is_row[one]]
             if np.any(ends[maps] - body[maps] != len(raw)) or not begin_with(gulp.view, body[maps], raw).all():
@@ -214,7 +217,7 @@ class BinlogDecoder:
         return [0, *np.cumsum(first >= 0).tolist()]
 
     def _take(self, gulp: Gulp, low: int, high: int) -> None:
-        """Regular events, whose rows are those of the transaction that is open."""
+        """Take in regular events, whose rows belong to the open transaction."""
         if self._xa is not None:
             for index in range(low, high):
                 if gulp.codes[index] != events.TABLE_MAP:
@@ -260,7 +263,7 @@ class BinlogDecoder:
             self._flush(gulp)
             if code == events.PAYLOAD:
                 packed, edges = events.transaction_payload(data, body, end)
-            else:  # the head of the event as it is, and the rows behind it
+            else:  # the head of the event is not compressed; the rows after it are
                 _, _, first = events.columns_present(data, code, body)
                 head = data[at : at + 4] + bytes([events.PLAIN_OF[code]]) + data[at + 5 : first]
                 packed = head + events.inflated(data[first:end])
@@ -268,10 +271,12 @@ class BinlogDecoder:
             self._events(packed, np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64), inner=True)
         elif code not in events.HARMLESS and not events.HEADER.unpack_from(data, at)[5] & _IGNORABLE:
             name = _STOPS.get(code, f"an event of the kind {code}")
-            place = f"{self._place.name}:{events.HEADER.unpack_from(data, at)[4]}"  # where it ends
-            raise DecodeError(f"the binlog has {name} at {place}, which is not understood", remedy=_REMEDY)
+            at_end = f"{self._place.name}:{events.HEADER.unpack_from(data, at)[4]}"
+            raise DecodeError(
+                f"the binlog event that ends at {at_end} is {name}, which is not supported", remedy=_REMEDY
+            )
         if gulp.has_offsets and self._gtid is None and self._place.name and (here := self._here()) > self._position:
-            self._position = here  # an idle source rotates its files, and purges them
+            self._position = here  # an idle server still rotates its files, and purges old ones
 
     def _here(self) -> MysqlBinlog:
         try:
@@ -280,11 +285,11 @@ class BinlogDecoder:
             raise DecodeError(f"the binlog has no file {self._place}") from error
 
     def _begin(self, gulp: Gulp, code: int, when: int, server: int, body: int, end: int) -> None:
-        """A GTID begins a transaction. MySQL tells its commit in microseconds, MariaDB in seconds."""
+        """A GTID begins a transaction. MySQL gives its commit time in microseconds, MariaDB in seconds."""
         data, position = gulp.data, self._position
         self._time_us, self._touched, self._in_group, self._xa = when * 1_000_000, set(), False, None
         if (code == events.MARIADB_GTID) != isinstance(position, MariadbGtid):
-            raise DecodeError("the binlog has a GTID of another kind of server")
+            raise DecodeError("the binlog has a GTID of the other kind of server")
         if code == events.MARIADB_GTID:
             sequence, domain, flags = struct.unpack_from("<QIB", data, body)
             self._gtid, self._id = (domain, server, sequence), f"{domain}-{server}-{sequence}"
@@ -301,7 +306,7 @@ class BinlogDecoder:
             self._gtid, self._id = (origin, number), f"{origin[0]}:{number}"
             if end - body >= 49 and data[body + 25] == 2:
                 immediate = int.from_bytes(data[body + 42 : body + 49], "little")
-                if immediate >> 55 and end - body >= 56:  # the original server's own time follows
+                if immediate >> 55 and end - body >= 56:  # followed by the commit time on the original server
                     immediate = int.from_bytes(data[body + 49 : body + 56], "little")
                 self._time_us = (immediate & ((1 << 55) - 1)) or self._time_us
         if isinstance(position, MysqlBinlog):
@@ -311,9 +316,9 @@ class BinlogDecoder:
         self._is_skipped = self._again is not None and position.has(*self._gtid)
 
     def _commit(self) -> None:
-        """The end of a transaction: what came with it counts from here on."""
+        """The end of a transaction: its changes count from here on."""
         if self._gtid is None:
-            raise DecodeError("the binlog has the end of a transaction without its beginning", remedy=_REMEDY)
+            raise DecodeError("the binlog has the end of a transaction, but not its beginning", remedy=_REMEDY)
         one = (self._here(),) if isinstance(self._position, MysqlBinlog) else self._gtid
         if not self._is_skipped:
             self._position = self._position.including(*one)
@@ -328,7 +333,7 @@ class BinlogDecoder:
         self._in_group = self._is_skipped = False
 
     def _transaction(self) -> int:
-        """The index of the transaction that is open, which has something for the lake."""
+        """The index of the open transaction, which has something for the lake."""
         if self._index is None:
             if self._gtid is None:
                 raise DecodeError("the binlog has rows outside of a transaction")
@@ -340,13 +345,13 @@ class BinlogDecoder:
         number = int.from_bytes(gulp.data[body : body + 6], "little")
         known, raw = self._maps.get(number), gulp.data[body + 8 : end]
         if known is not None and known[0] == raw and (known[1] is not None) == self._is_captured(known[2]):
-            return  # else it was prepared or dropped since
+            return  # otherwise the table was prepared or dropped since
         if self._is_skipped and self._xa is None:
             if self._notes.retyped:
                 self._notes.retyped.pop(read_table_map(raw, counts_years=self._counts_years).table, None)
             return
         found = read_table_map(raw, counts_years=self._counts_years)
-        self._flush(gulp)  # what is announced comes behind the rows from before it
+        self._flush(gulp)  # rows from before the announcement come first
         resolved = self._resolve(found)
         self._maps[number] = (raw, resolved.layout, found.table)
         self._announce(resolved.announced)
@@ -354,10 +359,10 @@ class BinlogDecoder:
     def _rows(self, gulp: Gulp, index: int) -> None:
         number, code, body = int(gulp.numbers[index]), int(gulp.codes[index]), int(gulp.starts[index]) + _HEADER_BYTES
         end = int(gulp.ends[index]) - (4 if self._has_checksums and not gulp.is_inner else 0)
-        if number == 0xFFFFFF or (self._is_skipped and self._xa is None):  # the end of a statement without rows
+        if number == 0xFFFFFF or (self._is_skipped and self._xa is None):  # a dummy event ends a statement without rows
             return None
         if number not in self._maps:
-            raise DecodeError(f"the binlog has rows of table {number} before its description")
+            raise DecodeError(f"the binlog has rows of table {number} before its table map")
         _, layout, table = self._maps[number]
         if layout is None:
             if self._xa is not None:
@@ -371,7 +376,7 @@ class BinlogDecoder:
             given = f"{width} columns instead of {len(layout.columns)}"
             raise DecodeError(f"the binlog has rows of {table} with {given}")
         if any(one != (1 << width) - 1 for one in bitmaps):
-            reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
+            reason = "its row events lack columns, because binlog_row_image is not FULL"
             return self._block(gulp, table, reason, ROW_IMAGE.format(table=table))
         self._heads[number, code] = (layout, gulp.data[body + 8 : first])
         gulp.first[index], gulp.ends[index] = first, end
@@ -379,7 +384,7 @@ class BinlogDecoder:
         return None
 
     def _flush(self, gulp: Gulp) -> None:
-        """Decode the rows that were gathered, table by table: the more at once, the faster."""
+        """Decode the collected rows, table by table: the more at once, the faster."""
         chosen = np.flatnonzero((gulp.owners >= 0) & (gulp.first >= 0))
         if not len(chosen):
             return
@@ -392,7 +397,7 @@ class BinlogDecoder:
         for number in dict.fromkeys(numbers.tolist()):
             own = chosen[numbers == number]
             layout = self._maps[number][1]
-            assert layout is not None  # noqa: S101  # rows of others are not gathered
+            assert layout is not None  # noqa: S101  # rows of other tables are not collected
             operations, owners = _OPERATIONS[gulp.codes[own]], gulp.owners[own]
             lanes = Lanes(layout, gulp.first[own], gulp.ends[own], operations, owners, origin, width)
             try:
@@ -402,7 +407,7 @@ class BinlogDecoder:
         gulp.owners[chosen] = -1
 
     def _prepare(self, gulp: Gulp, body: int) -> None:
-        """XA PREPARE: the rows since XA START wait from here on. XA COMMIT ONE PHASE: they count at once."""
+        """XA PREPARE: the rows since XA START wait for XA COMMIT. XA COMMIT ONE PHASE: they count at once."""
         data = gulp.data
         is_one_phase, form, first, second = struct.unpack_from("<BIII", data, body)
         at, xa = body + 13, self._xa
@@ -416,7 +421,7 @@ class BinlogDecoder:
         self._commit()
 
     def _deliver(self, xa: Prepared) -> None:
-        """The rows of a distributed transaction, as those of the one that ends it."""
+        """Deliver the rows of an XA transaction as part of the transaction that commits it."""
         reason = "a distributed transaction (XA) changed it before it was captured, and was committed later"
         late = sorted(filter(self._is_captured, xa.left_out))
         self._notify(*(RecopyNeeded(table, reason) for table in late))
@@ -454,14 +459,14 @@ class BinlogDecoder:
             if effect is Effect.ALTER:
                 self._apply(statement)
         elif effect in (Effect.ROLLBACK, Effect.ROLLBACK_TO):
-            reason = "a transaction was rolled back whose changes are in the log"
+            reason = "the log has changes of a transaction that was rolled back"
             self._notify(*(RecopyNeeded(one, reason) for one in sorted({self._maps[one][2] for one in self._touched})))
         elif effect is Effect.TRUNCATE:
             for table in filter(self._is_captured, statement.tables):
-                # The newest: after an ALTER the table has another number, and the map of the old one is still there.
+                # Search backwards: after an ALTER the table has a new number, and the old table map is still known.
                 maps = reversed(self._maps.values())
                 layout = next((one for _, one, _ in maps if one is not None and one.schema.table == table), None)
-                if layout is None:  # no row of it has come yet
+                if layout is None:  # no row of it has been seen yet
                     self._notify(RecopyNeeded(table, "it was emptied"))
                     continue
                 empty = [pa.array([None], column.type) for column in layout.schema.columns]
@@ -478,7 +483,7 @@ class BinlogDecoder:
         return None
 
     def _block(self, gulp: Gulp, table: TableId, reason: str, remedy: str) -> None:
-        self._flush(gulp)  # rows from before it are delivered
+        self._flush(gulp)  # earlier rows are still delivered
         self._notify(TableBlocked(table, reason, remedy))
 
     def _announce(self, announced: Announced) -> None:
@@ -491,6 +496,6 @@ class BinlogDecoder:
 
 _ANONYMOUS_REMEDY = "SET GLOBAL gtid_mode = ON on the server, and copy every table again."
 _REMEDY = (
-    "Correct the server's setting as `lakefeed check` tells, then move the pipeline's state directory away: every "
+    "Correct the server's settings as `lakefeed check` says, then move the pipeline's state directory away: every "
     "table is copied again."
 )

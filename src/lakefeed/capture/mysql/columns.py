@@ -1,8 +1,8 @@
-"""Kind: the type of a MySQL or MariaDB column, as the catalog and the binlog both can tell it, and its Arrow type. Then
-values in a buffer → Arrow, a whole column at a time: what stream and copy have in common. Pure.
+"""Kind: the type of a MySQL or MariaDB column, as both the catalog and the binlog can state it, and its Arrow type.
+Then the conversion of values in a buffer to Arrow, a whole column at a time, for the stream and for copies. Pure.
 
-The table for people is in docs/mysql.md. A kind has only what both sides know, so that a table looks the same whoever
-describes it: texts and bytes have their longest length in bytes, and mediumtext is a text.
+docs/mysql.md has the table of types. A Kind has only what both sides know, so that a table has the same schema whoever
+describes it: texts and bytes have their maximum length in bytes, and a mediumtext is a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lakefeed.errors import DecodeError
 
 Flavour = Literal["mysql", "mariadb"]
 INTEGERS = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
-"""Bytes of each."""
+"""Their sizes in bytes."""
 TEMPORAL = ("date", "datetime", "timestamp")
 _SIGNED: dict[int, pa.DataType] = {1: pa.int8(), 2: pa.int16(), 3: pa.int32(), 4: pa.int32(), 8: pa.int64()}
 _UNSIGNED: dict[int, pa.DataType] = dict(
@@ -52,18 +52,18 @@ CODECS: dict[str, str] = {
     "cp1250": "cp1250", "cp1251": "cp1251", "cp1256": "cp1256", "cp1257": "cp1257", "cp850": "cp850", "cp852": "cp852",
     "cp866": "cp866", "koi8r": "koi8-r", "koi8u": "koi8-u", "tis620": "tis-620",
 }  # fmt: skip
-"""How Python calls a server's character sets. A column in another one is refused."""
+"""Python's names of the server's character sets. A column in any other one is refused."""
 
 
 ZeroDates = OutOfRange
-"""What becomes of dates that no calendar has (0000-00-00, 2026-00-10). ``source.zero_dates`` is what holds where no
-rule of the lake says otherwise."""
+"""What happens to impossible dates (0000-00-00, 2026-00-10). ``source.zero_dates`` applies where no rule of the lake
+does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``size`` is a decimal's precision, the bits of bit, the digits of a second's fraction, the most bytes of a text.
-    ``charset`` is what texts, enum and set are stored in; ``members`` those of enum and set."""
+    """``size`` is a decimal's precision, the number of bits of a bit, the fractional digits of a time, or the maximum
+    bytes of a text. ``charset`` is the character set of texts, enum and set; ``members`` are those of enum and set."""
 
     name: str
     unsigned: bool = False
@@ -92,8 +92,8 @@ class Kind:
 def kind_of(
     column_type: str, charset: str | None, precision: int | None, scale: int | None, longest: int | None
 ) -> Kind | None:
-    """What information_schema.COLUMNS has: COLUMN_TYPE, CHARACTER_SET_NAME, NUMERIC_PRECISION, NUMERIC_SCALE and
-    CHARACTER_OCTET_LENGTH. None for a type that is not understood."""
+    """The kind of a column of information_schema.COLUMNS, from COLUMN_TYPE, CHARACTER_SET_NAME, NUMERIC_PRECISION,
+    NUMERIC_SCALE and CHARACTER_OCTET_LENGTH. None for an unknown type."""
     match = _TYPE.match(column_type.lower())
     if match is None:
         return None
@@ -124,18 +124,18 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 PAD = 64
-"""Zero bytes behind the data, so that a number can be read at every offset of it, also where it is NULL. The longest, a
-decimal, has 30."""
+"""Zero bytes after the data, so that a number can be read at every offset, even where the value is NULL. The longest
+number, a decimal, has 30 bytes."""
 ZERO_DATES = f"Correct the value. {BY_RULE}"
 _MICROSECONDS = 1_000_000
 _DAY = 86_400 * _MICROSECONDS
 _CP1252 = bytes(range(256)).decode("cp1252", "replace")
 _LATIN1 = "".join(chr(code) if letter == "\ufffd" else letter for code, letter in enumerate(_CP1252))
-"""MySQL's latin1 is cp1252, with control characters where that has nothing."""
+"""MySQL's latin1 is cp1252, with control characters where cp1252 has no character."""
 
 
 class ByteReader:
-    """Bytes from the beginning on. DecodeError where they end too early."""
+    """Reads bytes from front to back. DecodeError if they end too early."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -153,19 +153,19 @@ class ByteReader:
         return found
 
     def number(self) -> int:
-        """Length-encoded: one byte, or 0xFC, 0xFD, 0xFE and two, three or eight bytes."""
+        """A length-encoded number: one byte, or 0xFC, 0xFD, 0xFE followed by two, three or eight bytes."""
         first = self.take(1)[0]
         return first if first < 0xFB else int.from_bytes(self.take({0xFC: 2, 0xFD: 3}.get(first, 8)), "little")
 
     def numbers(self) -> list[int]:
-        """All up to the end."""
+        """All numbers up to the end."""
         found = []
         while not self.is_over:
             found.append(self.number())
         return found
 
     def text(self) -> bytes:
-        """As many bytes as the number before them says."""
+        """A length-encoded string: a number, and as many bytes."""
         return self.take(self.number())
 
     def rest(self) -> bytes:
@@ -173,24 +173,24 @@ class ByteReader:
 
 
 def padded(data: bytes | bytearray, end: int | None = None) -> Bytes:
-    """``end`` is that of the data, where zero bytes may follow it already."""
+    """The data, followed by PAD zero bytes. ``end`` is the end of data that may already be followed by them."""
     is_padded = end is not None and len(data) >= end + PAD
     return np.frombuffer(data if is_padded else bytes(data) + bytes(PAD), np.uint8)
 
 
 def gathered(data: Bytes, at: Ints, kind: str) -> Any:
-    """What begins at ``at``, seen as ``kind`` (``<i4``, ``>u2`` …), one for each offset."""
+    """The values of type ``kind`` (``<i4``, ``>u2`` …) at the given offsets."""
     width = np.dtype(kind).itemsize
     return _gathered(data, at, width).view(kind) if width > 1 else data[at].view(kind)
 
 
 def _gathered(data: Bytes, at: Ints, width: int) -> Any:
-    view: Any = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))  # every byte begins a value
+    view: Any = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))  # a value starts at every byte
     return view[at]
 
 
 def big_endian(data: Bytes, at: Ints, width: int) -> Ints:
-    """Unsigned numbers of ``width`` bytes, at most 7."""
+    """Unsigned numbers of ``width`` bytes, 7 at most."""
     if width == 0:
         return np.zeros(len(at), np.int64)
     whole = gathered(data, at, ">u8") >> np.uint64(64 - 8 * width)
@@ -198,7 +198,7 @@ def big_endian(data: Bytes, at: Ints, width: int) -> Ints:
 
 
 def begin_with(data: Bytes, at: Ints, text: bytes) -> Mask:
-    """Whether ``text`` stands at each offset. As many bytes must be there."""
+    """Whether ``text`` is found at each offset. At least len(text) bytes must follow each."""
     if not text:
         return np.ones(len(at), bool)
     words = -(-len(text) // 8)
@@ -210,13 +210,13 @@ def begin_with(data: Bytes, at: Ints, text: bytes) -> Mask:
 
 
 def _buffer(array: Any) -> pa.Buffer:
-    """Arrow's view of an array's memory, without a copy."""
+    """An Arrow buffer over an array's memory, without a copy."""
     return pa.py_buffer(array)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column of many rows: ``data[start : start + length]`` for each; NULL where ``valid`` is False."""
+    """One column of many rows: ``data[start : start + length]`` for each row; NULL where ``valid`` is False."""
 
     data: Bytes
     starts: Ints
@@ -224,8 +224,8 @@ class Field:
     valid: Mask
 
     def binary(self) -> Any:
-        """An Arrow binary array, copied once by Arrow itself: the buffer is seen as alternating values and gaps, whose
-        every second element is taken. Values are in buffer order, without overlap."""
+        """An Arrow binary array, which Arrow copies once: the buffer is viewed as alternating values and gaps, of which
+        every second one is taken. Values must be in buffer order and must not overlap."""
         count = len(self.starts)
         if count == 0:
             return pa.array([], pa.binary())
@@ -238,16 +238,16 @@ class Field:
         return alternating.take(pa.array(wanted, mask=None if self.valid.all() else ~self.valid))
 
     def array(self, values: Any, type_: pa.DataType) -> Any:
-        """Numbers that were read for every row, with NULLs put in."""
+        """Numbers for every row, with NULLs inserted."""
         return pa.array(values, type_, mask=None if self.valid.all() else ~self.valid)
 
     def text(self, values: Any) -> Any:
-        """Texts that were made for every row, with NULLs put in."""
+        """Texts for every row, with NULLs inserted."""
         return values if self.valid.all() else pc.if_else(pa.array(self.valid), values, None)
 
 
 def integers(field: Field, kind: Kind, type_: pa.DataType) -> Any:
-    """Little-endian, as the binlog and the binary protocol both have them; mediumint has 3 bytes in the binlog."""
+    """Little-endian integers, as in the binlog and in the binary protocol; a mediumint has 3 bytes in the binlog."""
     width = INTEGERS[kind.name]
     if width == 8 and kind.unsigned:
         return unsigned(field, gathered(field.data, field.starts, "<u8"))
@@ -260,21 +260,21 @@ def integers(field: Field, kind: Kind, type_: pa.DataType) -> Any:
 
 
 def unsigned(field: Field, values: Any) -> Any:
-    """64 bits without a sign → decimal(20, 0)."""
+    """Unsigned 64-bit numbers as decimal(20, 0)."""
     halves = np.zeros((len(values), 2), np.uint64)
     halves[:, 0] = values
     return _decimals(field, halves, 20, 0)
 
 
 def _decimals(field: Field, halves: Any, precision: int, scale: int) -> Any:
-    """Numbers of 128 bits in two halves, the lower first."""
+    """128-bit numbers given as two halves, the lower one first."""
     validity = None if field.valid.all() else _buffer(np.packbits(field.valid, bitorder="little"))
     buffers: Any = [validity, _buffer(np.ascontiguousarray(halves))]
     return pa.Array.from_buffers(pa.decimal128(precision, scale), len(halves), buffers)
 
 
 def bits(field: Field, width: int, kind: Kind) -> Any:
-    """Big-endian in ``width`` bytes, whoever sends them."""
+    """Big-endian in ``width`` bytes, in the binlog and in results alike."""
     found = np.zeros(len(field.starts), np.uint64)
     for index in range(width):
         found = (found << np.uint64(8)) | field.data[field.starts + index].astype(np.uint64)
@@ -285,14 +285,15 @@ def bits(field: Field, width: int, kind: Kind) -> Any:
 
 
 def packed_decimal(field: Field, kind: Kind) -> Any:
-    """Nine digits in four bytes each, fewer at both ends; the sign is the first bit, and a negative one is inverted."""
+    """Groups of nine digits in four bytes, with smaller groups at both ends. The first bit is the sign; the bits of a
+    negative number are inverted."""
     groups, values = decimal_groups(kind), []
     at, negative = field.starts, field.data[field.starts] < 0x80
     for index, (_, width) in enumerate(groups):
         value = big_endian(field.data, at, width) ^ (1 << (8 * width - 1) if index == 0 else 0)
         values.append(np.where(negative, value ^ ((1 << (8 * width)) - 1), value))
         at = at + width
-    if kind.size > WIDEST_DECIMAL:  # what Arrow's type cannot hold: text, as the server prints it
+    if kind.size > WIDEST_DECIMAL:  # beyond Arrow's decimal128: text, as the server prints it
         text = _joined("", *(_digits(value, digits) for value, (digits, _) in zip(values, groups, strict=True)))
         whole = pc.utf8_ltrim(pc.utf8_slice_codeunits(text, 0, kind.size - kind.scale), "0")
         parts = [pc.if_else(pc.equal(whole, pa.scalar("")), "0", whole)]
@@ -306,7 +307,7 @@ def packed_decimal(field: Field, kind: Kind) -> Any:
             number = number * 10**digits + value
         number = np.where(negative, -number, number)
         return _decimals(field, np.stack((number, number >> 63), axis=1), kind.size, kind.scale)
-    limbs = [np.zeros(len(at), np.uint64) for _ in range(4)]  # of 32 bits each, the lowest first
+    limbs = [np.zeros(len(at), np.uint64) for _ in range(4)]  # of 32 bits each, the lowest one first
     for value, (digits, _) in zip(values, groups, strict=True):
         carry = value.astype(np.uint64)
         for index, limb in enumerate(limbs):
@@ -321,7 +322,7 @@ _BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4)
 
 
 def decimal_groups(kind: Kind) -> list[tuple[int, int]]:
-    """Digits and bytes of each group of a packed decimal, from the left."""
+    """Digits and bytes of each group of a packed decimal, from left to right."""
     whole = kind.size - kind.scale
     first, last = [(whole % 9, _BYTES[whole % 9])], [(kind.scale % 9, _BYTES[kind.scale % 9])]
     return [one for one in [*first, *[(9, 4)] * (whole // 9 + kind.scale // 9), *last] if one[0]]
@@ -333,8 +334,8 @@ def _last_day(year: Any, month: Any) -> Any:
 
 
 def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDates) -> Any:
-    """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond. The nearest
-    date to one that no calendar has is in the same year and month, if these are there."""
+    """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond. CLAMP
+    replaces an impossible date by the nearest one in the same year and month, if these are valid."""
     year, month, day, *clock = (np.asarray(one, np.int64) for one in parts)
     if zero_dates is ZeroDates.TEXT:
         text = _joined("-", _digits(year, 4), _digits(month, 2), _digits(day, 2))
@@ -348,8 +349,8 @@ def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDate
         elif zero_dates is ZeroDates.NULL:
             field = Field(field.data, field.starts, field.lengths, field.valid & is_date)
         else:
-            raise MisfitError("it holds a date that no calendar has, such as 0000-00-00", remedy=ZERO_DATES)
-    # Days of the civil calendar: the year begins in March, so that its odd day is the last one.
+            raise MisfitError("it holds an impossible date, such as 0000-00-00", remedy=ZERO_DATES)
+    # Days of the civil calendar, with years that begin in March, so that the leap day is the last one.
     shifted = year - (month <= 2)
     era = shifted // 400
     of_era = shifted - era * 400
@@ -363,7 +364,7 @@ def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDate
 
 
 def instants(field: Field, kind: Kind, seconds: Any, micro: Any, zero_dates: ZeroDates) -> Any:
-    """A timestamp by its seconds since 1970; 0 is 0000-00-00 00:00:00 there."""
+    """Timestamps from seconds since 1970; MySQL stores 0 for 0000-00-00 00:00:00."""
     if zero_dates is not ZeroDates.TEXT and not np.any((seconds == 0) & field.valid):
         return field.array(seconds * _MICROSECONDS + micro, pa.int64()).cast(kind.arrow(zero_dates))
     whole = seconds.astype("datetime64[s]").astype("datetime64[D]")
@@ -378,7 +379,7 @@ def instants(field: Field, kind: Kind, seconds: Any, micro: Any, zero_dates: Zer
 def times(
     field: Field, kind: Kind, type_: pa.DataType, negative: Any, hour: Any, minute: Any, second: Any, micro: Any
 ) -> Any:
-    """A time of up to 838 hours, as the server prints it, or in microseconds."""
+    """Times of up to 838 hours, as the server prints them, or in microseconds."""
     if pa.types.is_int64(type_):
         whole = (hour.astype(np.int64) * 3_600 + minute * 60 + second) * _MICROSECONDS + micro
         return field.array(np.where(negative, -whole, whole), type_)
@@ -386,13 +387,13 @@ def times(
 
 
 def _clock(digits: int, hour: Any, minute: Any, second: Any, micro: Any) -> Any:
-    """As the server prints a time with so many digits of a second."""
+    """Times as the server prints them, with this number of fractional digits."""
     text = _joined(":", _digits(hour, 2), _digits(minute, 2), _digits(second, 2))
     return _joined(".", text, pc.utf8_slice_codeunits(_digits(micro, 6), 0, digits)) if digits else text
 
 
 def _digits(values: Any, least: int) -> Any:
-    """Numbers as texts of at least so many digits."""
+    """Numbers as texts with at least this many digits."""
     return pc.utf8_lpad(pa.array(values.astype(np.int64)).cast(pa.string()), least, "0")
 
 
@@ -405,15 +406,15 @@ def _joined(between: str, *texts: Any) -> Any:
 
 
 def decoded_text(raw: Any, charset: str) -> Any:
-    """Bytes in a server's character set → string."""
+    """Bytes in a server's character set as strings."""
     codec = CODECS.get(charset)
     if codec is None:
-        raise MisfitError(f"its character set {charset} is not known here", remedy=_CONVERT)
+        raise MisfitError(f"Lakefeed cannot decode its character set {charset}", remedy=_CONVERT)
     if codec == "utf-8":
         try:
             return raw.cast(pa.string())
         except pa.ArrowInvalid as error:
-            raise DecodeError(f"a text is not {charset}: {error}") from error
+            raise DecodeError(f"a text is not valid {charset}: {error}") from error
     encoded = raw.dictionary_encode()
     try:
         if charset == "latin1":
@@ -421,7 +422,7 @@ def decoded_text(raw: Any, charset: str) -> Any:
         else:
             texts = [one.decode(codec) for one in encoded.dictionary.to_pylist()]
     except UnicodeDecodeError as error:
-        raise MisfitError(f"it holds a text that is not {charset}", remedy=_CONVERT) from error
+        raise MisfitError(f"it holds a text that is not valid {charset}", remedy=_CONVERT) from error
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
@@ -432,21 +433,21 @@ _LATIN1_TABLE = dict(enumerate(_LATIN1))
 
 
 def padded_binary(field: Field, size: int) -> Any:
-    """binary(n): the binlog leaves out zero bytes at the end."""
+    """binary(n) values: the binlog omits trailing zero bytes."""
     if np.all((field.lengths == size) | ~field.valid):
         return field.binary()
     return _fixed(field, _filled_up(field, size))
 
 
 def _filled_up(field: Field, size: int) -> Bytes:
-    """One line of ``size`` bytes for each value, with zeros where that is shorter."""
+    """One line of ``size`` bytes for each value, padded with zeros."""
     offsets = np.arange(size)
     found = field.data[np.minimum(field.starts[:, None] + offsets, len(field.data) - 1)]
     return np.where(offsets < field.lengths[:, None], found, np.uint8(0))
 
 
 def _fixed(field: Field, lines: Bytes) -> Any:
-    """The lines of a matrix as binary values, with NULLs put in."""
+    """The lines of a matrix as binary values, with NULLs inserted."""
     buffers: Any = [None, _buffer(np.ascontiguousarray(lines))]
     found = pa.Array.from_buffers(pa.binary(lines.shape[1]), len(lines), buffers).cast(pa.binary())
     return found if field.valid.all() else pc.if_else(pa.array(field.valid), found, None)
@@ -457,7 +458,7 @@ _ADDRESS_BYTES = {"uuid": 16, "inet4": 4, "inet6": 16}
 
 
 def addresses(field: Field, name: str) -> Any:
-    """MariaDB's uuid, inet4 and inet6 as it prints them. The log has their bytes without the zeros at the end."""
+    """MariaDB's uuid, inet4 and inet6 as it prints them. The log omits trailing zero bytes."""
     size = _ADDRESS_BYTES[name]
     if np.any(field.lengths[field.valid] > size):
         raise DecodeError(f"a value of type {name} has more than {size} bytes")
@@ -467,12 +468,12 @@ def addresses(field: Field, name: str) -> Any:
     if name == "uuid":
         digits = _HEXADECIMAL[np.stack((lines >> 4, lines & 15), axis=2)].reshape(len(lines), 2 * size)
         return _fixed(field, np.insert(digits, (8, 12, 16, 20), ord("-"), axis=1)).cast(pa.string())
-    encoded = _fixed(field, lines).dictionary_encode()  # which zeros an inet6 leaves out is a matter of its own
+    encoded = _fixed(field, lines).dictionary_encode()  # inet_ntop knows which zeros an inet6 omits
     texts = [socket.inet_ntop(socket.AF_INET6, one) for one in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def without_srid(field: Field) -> Any:
-    """A geometry as the server stores it is four bytes of its reference system and then WKB."""
+    """WKB: the server stores a geometry as four bytes of SRID followed by WKB."""
     skipped = np.minimum(field.lengths, 4)
     return Field(field.data, field.starts + skipped, field.lengths - skipped, field.valid).binary()

@@ -36,7 +36,7 @@ class MysqlConfig(SourceConfig):
     capture: Literal["log", "poll"] = Field(default="log", description="How changes are found.")
     tables: list[Text] = Field(min_length=1, description="Glob patterns of tables, database.table.")
     zero_dates: Literal["stop", "null", "clamp", "text"] | None = Field(
-        default="stop", description="Dates that no calendar has, where lake.out_of_range says nothing."
+        default="stop", description="Impossible dates such as 0000-00-00, where lake.out_of_range says nothing."
     )
     before_images: BeforeImages = False
 

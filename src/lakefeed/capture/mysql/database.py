@@ -1,8 +1,8 @@
 """Connections to a MySQL or MariaDB server, and the one place where its errors become Lakefeed's.
 
-Every session has limits of its own: how long it waits for a metadata lock, how long a statement may run, how long the
-client waits for an answer. TLS means TLS: the modes are those of the server's own clients, without PREFERRED, which
-falls back to plain text in silence. Passwords come from the address or MYSQL_PWD and are never part of a message.
+Every session has limits: how long it waits for a metadata lock, how long a statement may run, how long the client waits
+for an answer. The TLS modes are those of the server's own clients, except PREFERRED, which silently falls back to plain
+text. The password comes from the address or from MYSQL_PWD, and never appears in a message.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _OPTIONS = ("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "unix_socket")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CONNECT_SECONDS = 10
 _LOGIN = frozenset({1045, 1698})
-"""Access denied: user or password is wrong."""
+"""Access denied: wrong user or password."""
 _SETUP = frozenset({1044, 1049, 1142, 1143, 1227, 1235, 1290, 2026, 2059, 3118, 4151})
-"""Unknown database, a right is missing, TLS refused: nothing that goes away by itself."""
+"""Unknown database, missing privilege, TLS refused: errors that do not go away by themselves."""
 _UNAVAILABLE = frozenset({1040, 1053, 1077, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927, 3024, 1969})
-"""Too many connections, shutting down, network, lock wait, deadlock, killed, too slow."""
+"""Too many connections, shutdown, network, lock wait, deadlock, killed, timeout."""
 
 SESSION = "SET SESSION time_zone = '+00:00', sql_mode = '', group_concat_max_len = 1048576"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Of one session, in seconds. ``answer`` is how long the client waits for a server that is silent."""
+    """Limits of one session, in seconds. ``answer``: how long the client waits for a silent server."""
 
     lock: int = 2
     statement: int = 60
@@ -47,16 +47,16 @@ class Timeouts:
 
 CATALOG = Timeouts()
 READING = Timeouts(lock=10, statement=21_600, answer=600)
-"""One chunk takes hours at most. The server sends rows as it finds them, so that ten silent minutes are its end."""
+"""A chunk takes hours at most. The server sends rows as it finds them, so ten silent minutes mean that it is dead."""
 STREAM = Timeouts(statement=0, answer=60)
 KILLING = Timeouts(statement=2, answer=2)
-"""Somebody waits for the end, and the server may be one that answers nothing."""
+"""Somebody waits for this to end, and the server may not answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where the server is, as ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY``. Picklable. ConfigError for an
-    address that cannot be read."""
+    """The address of a server, as ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY``. Picklable. ConfigError for an
+    invalid address."""
 
     dsn: str = field(repr=False)
     flavour: Flavour = "mysql"
@@ -94,14 +94,14 @@ class Database:
 
     @property
     def ssl_mode(self) -> str:
-        """Without a word in the address: full verification, and none on this very machine."""
+        """By default: full verification, and no TLS on this machine."""
         return self.options.get("ssl-mode", "DISABLED" if self.is_local else "VERIFY_IDENTITY").upper()
 
     def __str__(self) -> str:
         return self.options.get("unix_socket") or f"{self.host}:{urlsplit(self.dsn).port or 3306}"
 
     def connect(self, timeouts: Timeouts = CATALOG) -> Connection:
-        """A connection of the caller's own, in autocommit mode."""
+        """A new connection, in autocommit mode, which the caller closes."""
         parts, options = urlsplit(self.dsn), self.options
         given: dict[str, Any] = {
             "host": self.host,
@@ -119,7 +119,7 @@ class Database:
                     context.load_cert_chain(options["ssl-cert"], options.get("ssl-key"))
             except OSError as error:
                 raise _wrong(f"ssl-ca, ssl-cert or ssl-key cannot be read ({error})") from error
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the authority that a server makes for itself is not
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a server's self-made authority does not pass it
             context.check_hostname = self.ssl_mode == "VERIFY_IDENTITY"
             context.verify_mode = ssl.CERT_NONE if self.ssl_mode == "REQUIRED" else ssl.CERT_REQUIRED
             given["ssl"] = context
@@ -131,7 +131,7 @@ class Database:
                     **given, charset="utf8mb4", autocommit=True, connect_timeout=_CONNECT_SECONDS,
                     read_timeout=min(_CONNECT_SECONDS, timeouts.answer), write_timeout=timeouts.answer,
                 )  # fmt: skip
-            except RuntimeError as error:  # a package is missing that the account's kind of password needs
+            except RuntimeError as error:  # the account's kind of password needs a package that is missing
                 raise SourceSetupError(f"{self}: {error}", remedy="pip install 'lakefeed[mysql]'") from error
             connection = Connection(self, driver)
             try:
@@ -139,14 +139,14 @@ class Database:
                 if is_mariadb != (self.flavour == "mariadb"):
                     there = "mariadb" if is_mariadb else "mysql"
                     raise SourceSetupError(
-                        f"{self} is a server of kind {there}, and source.kind is {self.flavour}",
+                        f"{self} is a {there} server, but source.kind is {self.flavour}",
                         remedy=f"Set source.kind: {there}.",
                     )
                 name, unit = ("max_statement_time", 1) if is_mariadb else ("max_execution_time", 1000)
                 limits = f"lock_wait_timeout = {timeouts.lock}, {name} = {timeouts.statement * unit}"
                 connection.run(f"{SESSION}, {limits}")
                 connection.run("SET NAMES utf8mb4")
-                connection.driver._read_timeout = timeouts.answer  # until here it was the one of a login
+                connection.driver._read_timeout = timeouts.answer  # so far it was the login's
             except BaseException:
                 connection.close()
                 raise
@@ -154,7 +154,7 @@ class Database:
 
     @contextmanager
     def connection(self, timeouts: Timeouts = CATALOG) -> Iterator[Connection]:
-        """A connection for one block, with errors mapped."""
+        """A connection for one block, with the driver's errors mapped."""
         connection = self.connect(timeouts)
         try:
             with self.errors():
@@ -164,7 +164,7 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Errors of the driver inside the block come out as Lakefeed's."""
+        """Turns the driver's errors inside the block into Lakefeed's."""
         try:
             yield
         except (pymysql.err.Error, OSError) as error:
@@ -173,8 +173,8 @@ class Database:
     def mapped(self, error: Exception) -> LakefeedError:
         cause = getattr(error, "original_exception", error)
         if isinstance(cause, ssl.SSLCertVerificationError):
-            remedy = "Add the server's authority to source.dsn (ssl-ca=…), or use the name that its certificate has."
-            return SourceSetupError(f"{self}: its certificate does not verify: {cause.verify_message}", remedy=remedy)
+            remedy = "Add the server's authority to source.dsn (ssl-ca=…), or use the host name in its certificate."
+            return SourceSetupError(f"{self}: cannot verify its certificate: {cause.verify_message}", remedy=remedy)
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
         message = f"{self}: {text}"
@@ -183,7 +183,7 @@ class Database:
             return SourceSetupError(message, remedy=remedy)
         if code in _SETUP:
             return SourceSetupError(
-                message, remedy="Correct source.dsn or the account; `lakefeed check FILE --sql` has the GRANT."
+                message, remedy="Correct source.dsn or the account; `lakefeed check FILE --sql` prints the GRANT."
             )
         if isinstance(cause, socket.gaierror):
             remedy = "Correct the host in source.dsn, or check the network's name server."
@@ -195,25 +195,25 @@ class Database:
 
 
 class _Refusal:
-    """In place of an authentication that sends the password as it is: only a server that was verified gets that."""
+    """Replaces an authentication that sends the password in clear text: only a verified server may get that."""
 
     def __init__(self, driver: Any) -> None:
-        """The driver makes one for each login."""
+        """The driver creates one for each login."""
 
     def authenticate(self, packet: Any) -> None:  # noqa: ARG002
-        raise pymysql.err.OperationalError(2059, "the server asks for the password in clear text, and is not verified")
+        raise pymysql.err.OperationalError(2059, "the unverified server asks for the password in clear text")
 
 
 class Connection:
-    """One connection. ``run`` belongs to one thread at a time; ``sever`` and ``kill`` to any."""
+    """One connection. ``run`` belongs to one thread at a time; any thread may call ``sever`` and ``kill``."""
 
     def __init__(self, database: Database, driver: Driver[Any]) -> None:
         self.database = database
-        self.driver: Any = driver  # the reader of packets needs what the driver's stubs do not list
+        self.driver: Any = driver  # packets.py uses attributes that the driver's stubs do not list
 
     @property
     def version(self) -> tuple[int, ...]:
-        """8.0.33 as (8, 0, 33)."""
+        """(8, 0, 33) for 8.0.33."""
         text = self.driver.get_server_info().removeprefix("5.5.5-")
         return tuple(int(part) for part in text.partition("-")[0].split(".")[:3])
 
@@ -223,7 +223,7 @@ class Connection:
         return found
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run one statement; its rows as the driver converts them."""
+        """Run one statement and return its rows, with values as the driver converts them."""
         with self.driver.cursor() as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall())
@@ -233,12 +233,12 @@ class Connection:
         return self.run(sql)[0][0]
 
     def kill(self) -> None:
-        """End the statement that runs on it, by the connection's own id. Never raises."""
+        """End the running statement, by the connection's own id. Never raises."""
         with suppress(LakefeedError), self.database.connection(KILLING) as other:
             other.run(f"KILL QUERY {self.driver.thread_id()}")
 
     def sever(self) -> None:
-        """Make whatever waits on it fail at once. Never raises."""
+        """Make everything that waits on the connection fail at once. Never raises."""
         with suppress(OSError, AttributeError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -252,7 +252,7 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Any text as SQL, whatever the session's modes are."""
+    """Any text as a SQL literal, whatever the session's modes are."""
     return f"_utf8mb4 X'{text.encode().hex()}'" if text else "''"
 
 

@@ -1,10 +1,10 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are hexadecimal literals)
-"""MysqlDialect: a MySQL or MariaDB server or replica, for an account that may do nothing but SELECT.
+"""MysqlDialect: a MySQL or MariaDB server or replica, for an account that needs no privilege but SELECT.
 
-Rows come through the binary protocol (``packets``) and give the same Arrow values as the binlog's. A chunk is read in a
-transaction with a consistent snapshot, which locks nothing. Which commits it has is told by the executed GTIDs around
-it: a GTID is in ``gtid_executed`` after its rows are visible, and in ``gtid_owned`` from before that on (T5). MariaDB
-tells the binlog's position of the snapshot itself.
+Rows arrive through the binary protocol (``packets``) and give the same Arrow values as those of the binlog. A chunk is
+read in a transaction with a consistent snapshot, which locks nothing. The executed GTIDs before and after its start
+tell which commits it sees: a GTID enters ``gtid_executed`` after its rows have become visible, and is in ``gtid_owned``
+from before that on. MariaDB reports the binlog position of the snapshot itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lakefeed.errors import SourceUnavailableError
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CHANGED = (1412, 1054, 1146)
-"""The table's definition has changed; no such column; no such table."""
+"""Table definition has changed; unknown column; no such table."""
 _NO_PROCESS = 1227
 _RUN_ROWS = 20_000
 
@@ -66,8 +66,8 @@ SELECT s.TABLE_SCHEMA, s.TABLE_NAME, s.COLUMN_NAME FROM information_schema.STATI
 _SIZES = """
 SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.TABLE_ROWS, t.DATA_LENGTH FROM information_schema.TABLES t
  WHERE (t.TABLE_SCHEMA, t.TABLE_NAME) IN ({tables})"""
-# A transaction that has changed nothing may yet do so, under the time of its beginning; after a minute it is taken for
-# a report that only reads, since otherwise one such would hold up everything for hours.
+# An open transaction that has changed nothing may still do so, with the time of its start. After a minute it is taken
+# for a report that only reads; otherwise one such report would hold everything up for hours.
 _OPEN = """
 SELECT CAST(UNIX_TIMESTAMP(MIN(trx_started)) * 1000000 AS SIGNED) FROM information_schema.INNODB_TRX
  WHERE trx_mysql_thread_id <> CONNECTION_ID()
@@ -76,7 +76,7 @@ SELECT CAST(UNIX_TIMESTAMP(MIN(trx_started)) * 1000000 AS SIGNED) FROM informati
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column as the catalog has it. ``kind`` is None for a type that is not understood: it is kept as printed."""
+    """A column as the catalog has it. ``kind`` is None for an unknown type, whose values are kept as printed."""
 
     name: str
     kind: Kind | None
@@ -92,7 +92,7 @@ class MysqlDialect(Dialect):
     zero_dates: ZeroDates = ZeroDates.STOP
     choices: Choices = NOTHING_CHOSEN
 
-    default_schema = "mysql"
+    default_schema = "*"  # a pattern without a dot means a table of any database
     folds_case = False
 
     def connect(self) -> MysqlSession:
@@ -103,7 +103,7 @@ class MysqlDialect(Dialect):
         return replace(self, choices=choices)
 
     def schema(self, table: TableId, columns: Sequence[SourceColumn], key: tuple[str, ...]) -> TableSchema:
-        """A table as the lake has it."""
+        """A table's schema in the lake."""
         shown = tuple(
             self.column(table, one.name, one.kind or Kind("other"), nullable=one.nullable, in_key=one.name in key)
             for one in columns
@@ -111,8 +111,9 @@ class MysqlDialect(Dialect):
         return TableSchema(table, shown, key)
 
     def column(self, table: TableId, name: str, kind: Kind, *, nullable: bool, in_key: bool) -> Column:
-        """A column with the type and the rule that the lake wants. In a key no rule holds that could give two rows one
-        key. Of what is no text, numbers, dates and times have a form in which the server prints them alone."""
+        """A column with the type and rule that the lake wants. A key column gets no rule that could give two rows the
+        same key. Besides texts, only numbers, dates and times can become text: both the server and Lakefeed print them
+        the same way."""
         rule = self.choices.rule(table, name, self.zero_dates)
         is_free = rule is OutOfRange.TEXT or not in_key
         column = column_of(name, kind, nullable, rule if is_free else OutOfRange.STOP)
@@ -126,8 +127,8 @@ class MysqlDialect(Dialect):
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002  # all values are literals
-        """A number for a member of an enum, and a literal of its own type for a time: their order is not that of the
-        texts, by which MySQL would compare."""
+        """An enum member becomes its number, and a time a TIME literal: MySQL would compare both as texts, whose order
+        differs."""
         if isinstance(value, bytes):
             return f"X'{value.hex()}'" if value else "''"
         if column.source_type.partition("(")[0] == "time":
@@ -142,7 +143,7 @@ class MysqlDialect(Dialect):
         return literal(value) if isinstance(value, str) else str(value)
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:  # noqa: ARG002
-        # The server begins in its index by the first condition alone.
+        # The redundant first condition lets the server start in its index.
         both = f"({', '.join(left)}) > ({', '.join(right)})"
         return f"({left[0]} >= {right[0]} AND {both})" if len(left) > 1 else both
 
@@ -152,7 +153,7 @@ class MysqlDialect(Dialect):
 
 
 def column_of(name: str, kind: Kind, nullable: bool, rule: OutOfRange) -> Column:
-    """A column by its type alone, with a rule for dates that no calendar has."""
+    """A column derived from its type, with a rule for impossible dates."""
     members = f"({','.join(literal(one) for one in kind.members)})" if kind.members else ""
     own = rule if kind.name in TEMPORAL and rule is not OutOfRange.TEXT else OutOfRange.STOP
     return Column(name, kind.arrow(rule), nullable, kind.source_type + members, id=name, out_of_range=own)
@@ -195,7 +196,7 @@ class MysqlSession(Session):
         }
 
     def horizon(self) -> Horizon:
-        """Transactions that are open are seen by an account with PROCESS; without it the safety lag has to do."""
+        """Open transactions are visible with the PROCESS privilege; without it, only the safety lag covers them."""
         with self._database.errors():
             now = int(self.connection.value("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"))
             try:
@@ -217,7 +218,7 @@ class MysqlSession(Session):
         with self._database.errors():
             try:
                 if query.source is not None:
-                    # From here on the transaction has a metadata lock: what the catalog tells stays true.
+                    # From here on the transaction holds a metadata lock, so the catalog's answer stays true.
                     self.connection.run(f"SELECT 1 FROM {query.source.origin} LIMIT 0")
                     now = self.describe([query.source.id]).get(query.source.id)
                     if now is None or now.schema.columns != query.source.schema.columns:
@@ -230,8 +231,9 @@ class MysqlSession(Session):
 
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
-        """``origin`` says what the stream has delivered: the snapshot has that. The server sends a transaction to its
-        readers a moment before the rows are visible. ``exact``: the snapshot is one between two commits."""
+        """``origin`` has the position up to which the stream has delivered; the snapshot must include it, and the
+        server sends a transaction to its replicas a moment before the rows become visible. ``exact``: the snapshot must
+        lie between two commits."""
         begin, until = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY", time.monotonic() + VISIBLE_SECONDS
         bracket: Bracket | None = None
         with self._database.errors():
@@ -253,7 +255,7 @@ class MysqlSession(Session):
                 yield bracket
             finally:
                 self._in_snapshot = False
-                with suppress(pymysql.err.Error, OSError):  # nothing was written
+                with suppress(pymysql.err.Error, OSError):  # the transaction wrote nothing
                     self.connection.run("ROLLBACK")
 
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
@@ -275,14 +277,14 @@ class MysqlSession(Session):
         return Comments(next((str(text) for (text,) in own if text), ""), by_column)
 
     def _bracket(self, low: Gtid) -> Bracket:
-        """Which commits the snapshot has that was begun just now; those up to ``low`` were visible before it."""
+        """Which commits the snapshot just taken includes; those up to ``low`` were visible before it."""
         if isinstance(low, MariadbGtid):
             at = snapshot_position(self.connection)
             return Bracket(at, at)
-        under_way = owned(self.connection) if isinstance(low, MysqlGtid) else None  # first: they end as executed ones
+        owned_now = owned(self.connection) if isinstance(low, MysqlGtid) else None  # before they move to executed
         now = executed(self.connection, low)
-        if isinstance(low, MysqlGtid) and isinstance(now, MysqlGtid) and under_way is not None:
-            now = low.union(under_way).union(now)
+        if isinstance(low, MysqlGtid) and isinstance(now, MysqlGtid) and owned_now is not None:
+            now = low.union(owned_now).union(now)
         return Bracket(low, now)
 
     def cancel(self) -> None:
@@ -296,7 +298,7 @@ class MysqlSession(Session):
 def read_columns(
     connection: Connection, tables: Sequence[TableId]
 ) -> dict[TableId, tuple[tuple[SourceColumn, ...], tuple[str, ...]]]:
-    """Columns and primary key of those that are there, in one query each."""
+    """Columns and primary keys of those tables that exist, in one query each."""
     if not tables:
         return {}
     pairs = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
@@ -316,13 +318,13 @@ def read_columns(
 
 
 def unknown_charset(columns: Sequence[SourceColumn]) -> str | None:
-    """The first column whose character set cannot be decoded here."""
+    """The first column whose character set Lakefeed cannot decode."""
     kinds = ((one.name, one.kind) for one in columns if one.kind is not None and one.kind.charset)
     return next((name for name, kind in kinds if kind is not None and kind.charset not in CODECS), None)
 
 
 def read_identity(connection: Connection) -> str:
-    """Of the server, not of its history: a replica has another one."""
+    """Identifies the server, not its history: a replica has another identity."""
     if connection.database.flavour == "mysql":
         return f"mysql:{connection.value('SELECT @@server_uuid')}"
     host, port, directory, server = connection.run("SELECT @@hostname, @@port, @@datadir, @@server_id")[0]
@@ -330,8 +332,8 @@ def read_identity(connection: Connection) -> str:
 
 
 class MysqlVerifyReader:
-    """See ``capture.registry.VerifyReader``. Values by plain SELECT, as PyMySQL converts them from text, not through
-    ``Session.read``: that is the decoder whose work ``lakefeed verify`` proves. Rows are not buffered, so that memory
+    """See ``capture.registry.VerifyReader``. Reads by plain SELECT, with values as PyMySQL converts them from text, and
+    not through ``Session.read``: that is the decoder that ``lakefeed verify`` checks. Rows are not buffered, so memory
     stays bounded."""
 
     def __init__(self, dialect: MysqlDialect, table: TableId) -> None:
@@ -372,11 +374,11 @@ class MysqlVerifyReader:
                 while rows := cursor.fetchmany(_RUN_ROWS):
                     for row in (converted := [list(one) for one in rows]):
                         for index, rule in rules.items():
-                            if isinstance(row[index], str):  # the driver cannot make a date of it
+                            if isinstance(row[index], str):  # an impossible date, which the driver returns as text
                                 row[index] = _nearest(row[index]) if rule is OutOfRange.CLAMP else None
                         for index in clocks:
                             row[index] = None if row[index] is None else row[index] // timedelta(microseconds=1)
-                        for index in zoned:  # in UTC, as the session is
+                        for index in zoned:  # the session's time zone is UTC
                             row[index] = row[index].replace(tzinfo=UTC) if hasattr(row[index], "tzinfo") else row[index]
                         for index in flags:
                             row[index] = None if row[index] is None else bool(row[index])
@@ -384,7 +386,7 @@ class MysqlVerifyReader:
 
 
 def _nearest(text: str) -> date | datetime:
-    """The date or time that is nearest to one that no calendar has, ``2026-02-31 12:00:00``."""
+    """The date or time nearest to an impossible one such as ``2026-02-31 12:00:00``."""
     day, _, clock = text.partition(" ")
     year, month, number = (int(part) for part in day.split("-"))
     year, month = max(year, 1), min(max(month, 1), 12)

@@ -1,7 +1,7 @@
-"""Events of the binlog, one by one: their kinds, where they stand, and what is in those that have a form of their own.
-Pure; DecodeError, IndexError, zlib.error, ArrowException or struct.error for bytes that are none.
+"""Single events of the binlog: their type codes, their location, and the content of those with a format of their own.
+Pure; malformed bytes raise DecodeError, IndexError, zlib.error, ArrowException or struct.error.
 
-Statements are not parsed: ``read_statement`` knows RENAME, DROP, TRUNCATE and the beginning of everything else, and
+Statements are not parsed: ``read_statement`` knows RENAME, DROP, TRUNCATE and the first words of everything else, and
 lists the names that follow.
 """
 
@@ -35,23 +35,23 @@ PLAIN_OF = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
 HARMLESS = {
     0, 3, 5, 9, 11, 13, 14, 17, 28, 29, 35, 36, 37, 41, 160, 161, 163, ROTATE, FORMAT, HEARTBEAT,
 }  # fmt: skip
-"""Stop, variables of a statement, files of LOAD DATA, comments, previous GTIDs, views of a group, checkpoints."""
+"""Stop, variables of a statement, files of LOAD DATA, comments, previous GTIDs, group views, checkpoints."""
 _ZSTD, _STORED = 0, 255
 _FILE = re.compile(rb"[^\x00-\x1f/\\]+\.([0-9]{6,10})")
 
 
 @dataclass(slots=True)
 class Place:
-    """Where in the server's log a stream is: a file, its number, and the offset behind the newest event."""
+    """A stream's location in the server's log: file name, file number, and the offset after the newest event."""
 
     name: str = ""
     number: int = 0
     offset: int = 0
 
     def move(self, data: bytes, at: int, end: int, code: int, offset: int) -> None:
-        """Behind the event in ``data[at:end]``, whose header says ``offset``: 32 bits of it, or 0."""
+        """Move past the event in ``data[at:end]``. ``offset`` is the one in its header: 32 bits of the offset, or 0."""
         if code == ROTATE:
-            # Some of these events end in a checksum, whose bytes must not become part of the name (T16).
+            # Some ROTATE events end in a checksum, whose bytes must not become part of the name.
             is_summed = zlib.crc32(memoryview(data)[at : end - 4]) == int.from_bytes(data[end - 4 : end], "little")
             match = _FILE.fullmatch(data, at + HEADER.size + 8, end - 4 if is_summed else end)
             if match is None:
@@ -67,7 +67,8 @@ class Place:
 
 
 def columns_present(data: bytes, code: int, body: int) -> tuple[int, list[int], int]:
-    """The head of a row event: how many columns, which of them its rows have (old, new), and where the rows begin."""
+    """The head of a row event: the number of columns, bitmaps of those present (old row, new row), and where rows
+    begin."""
     at = body + 8
     if code in _WITH_EXTRA:
         at += struct.unpack_from("<H", data, at)[0]
@@ -81,8 +82,8 @@ def columns_present(data: bytes, code: int, body: int) -> tuple[int, list[int], 
 
 
 def tagged_gtid(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
-    """A tagged GTID event (MySQL 8.3): origin, number, and when it was committed. Fields in the order of their numbers,
-    each behind its number. A number says how long it is by the ones at the end of its first byte."""
+    """A tagged GTID event (MySQL 8.3): origin, number and commit time. It has numbered fields in ascending order, each
+    after its field number. The trailing one bits of a number's first byte give the number's length."""
 
     def number() -> int:
         nonlocal at
@@ -94,7 +95,7 @@ def tagged_gtid(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
         whole, at = int.from_bytes(data[at : at + size], "little"), at + size
         return whole >> min(size, 8)
 
-    for _ in range(3):  # the version of this form, the size, the last field that must be understood
+    for _ in range(3):  # format version, size, last field that must be understood
         number()
     server, tag, gno, when = b"", "", 0, 0
     while at < end:
@@ -108,15 +109,15 @@ def tagged_gtid(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
             tag, at = data[at : at + length].decode("ascii", "replace"), at + length
         else:
             value = number()
-            when = value if field in (6, 7) else when  # here, and on the server where it began
+            when = value if field in (6, 7) else when  # commit time here, and on the original server
     if len(server) != 16 or not gno:
         raise DecodeError("a tagged GTID has no server or no number")
     return (str(uuid.UUID(bytes=server)), tag), gno, when
 
 
 def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[int]]:
-    """What a compressed transaction (MySQL) has inside, and where its events begin and the last one ends. It has fields
-    of type, length and value, then the events."""
+    """The events inside a compressed transaction (MySQL), and where each begins, followed by where the last one ends.
+    The payload has fields of type, length and value, then the events."""
     reader, fields, edges, start = ByteReader(data[at:end]), dict[int, int](), [0], 0
     while kind := reader.number():
         fields[kind] = ByteReader(reader.text()).number()
@@ -124,7 +125,7 @@ def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[int
     if fields.get(2, _ZSTD) != _STORED:
         size = fields.get(3)
         if size is None or size > 1 << 31:
-            raise DecodeError("a compressed transaction does not tell its size, or more than 2 GiB")
+            raise DecodeError("a compressed transaction does not state its size, or exceeds 2 GiB")
         inner = pa.decompress(inner, size, codec="zstd", asbytes=True)
     while start < len(inner):
         size = HEADER.unpack_from(inner, start)[3] if len(inner) - start >= HEADER.size else 0
@@ -136,15 +137,15 @@ def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[int
 
 
 def inflated(data: bytes) -> bytes:
-    """MariaDB's compression: one byte with the algorithm and the width of the length, the length, and zlib."""
+    """MariaDB's compression: a byte with the algorithm and the width of the length, the length, then zlib data."""
     width = data[0] & 7
     size = int.from_bytes(data[1 : 1 + width], "big")
     if data[0] & 0x80 == 0 or data[0] & 0x70:
-        raise DecodeError("an event is compressed in a way that is not known")
+        raise DecodeError("an event is compressed with an unknown algorithm")
     inflater = zlib.decompressobj()
     found = inflater.decompress(data[1 + width :], size + 1)
     if len(found) != size:
-        raise DecodeError("a compressed event has another length than it tells")
+        raise DecodeError("a compressed event does not have the length that it states")
     return found
 
 
@@ -155,7 +156,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _LONGEST = 100_000
-"""Characters of a statement that are looked at: names of tables stand at its beginning."""
+"""How many characters of a statement are read: names of tables are at its beginning."""
 
 
 class Effect(Enum):
@@ -188,8 +189,8 @@ _XA = {
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``tables`` are those that it is about; of RENAME, pairs one after another: from, to, from, to. ``words`` are all
-    names and words in it, in lower case: which columns an ALTER adds stands there."""
+    """``tables`` are the tables it concerns; for RENAME they alternate: from, to, from, to. ``words`` are all names and
+    words in it, in lower case, among them the columns that an ALTER adds."""
 
     effect: Effect
     tables: tuple[TableId, ...] = ()
@@ -198,8 +199,8 @@ class Statement:
 
 
 def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kind of statement after another
-    """``schema`` is the default database of the statement."""
-    tokens: list[tuple[str, bool]] = []  # and whether it is a name in quotes
+    """Classify a statement. ``schema`` is its default database."""
+    tokens: list[tuple[str, bool]] = []  # with whether it is a quoted name
     for match in _TOKEN.finditer(sql[:_LONGEST]):
         if match["quoted"]:
             mark = match["quoted"][0]
@@ -209,7 +210,7 @@ def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kin
     plain = [text.upper() if not is_quoted else "" for text, is_quoted in tokens]
     words = tuple(text.lower() for text, _ in tokens)
     start = next((index for index, text in enumerate(plain) if text != "("), 0)
-    if plain[start : start + 2] == ["SET", "STATEMENT"] and "FOR" in plain:  # MariaDB: for the time of one statement
+    if plain[start : start + 2] == ["SET", "STATEMENT"] and "FOR" in plain:  # MariaDB: variables for one statement
         start = plain.index("FOR") + 1
     first, second = [*plain[start : start + 2], "", ""][:2]
     if first == "BEGIN" or (first == "START" and second == "TRANSACTION"):
@@ -255,5 +256,5 @@ def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kin
         partitions = "PARTITION" in rest and {"DROP", "TRUNCATE", "EXCHANGE", "IMPORT", "CONVERT"} & set(rest)
         tablespace = "TABLESPACE" in rest and {"IMPORT", "DISCARD"} & set(rest)
         if (behind and behind[0] not in ("COLUMN", "INDEX", "KEY")) or partitions or tablespace:
-            effect = Effect.REPLACED  # another name for the whole table, or rows that the log does not have
+            effect = Effect.REPLACED  # the whole table is renamed, or rows change that the log does not have
     return Statement(effect, tuple(tables), words)

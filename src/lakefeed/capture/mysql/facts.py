@@ -1,8 +1,8 @@
-"""MysqlFacts: from a table map to a layout, and what statements of the log do to captured tables.
+"""MysqlFacts: turns table maps into layouts, and knows what statements in the log do to captured tables.
 
-The log describes a table before its rows, with names, types and key. What it does not tell comes from the newest
-reading of the catalog: types that MariaDB logs as bytes, and whether existing rows have values in a new column. Columns
-have no lasting number, so a column is its name: one that was renamed is one dropped and one added, which is read again.
+The log describes a table before its rows, with names, types and key. What it lacks comes from the latest reading of the
+catalog: types that MariaDB logs as bytes, and whether existing rows have values in a new column. Columns have no stable
+id, so the name identifies a column: a renamed column counts as one dropped and one added, and is read again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIZE = re.compile(r"\((\d+)")
 
 
 class MysqlFacts(DeliveredSchemas[Gtid]):
-    """See ``SchemaFacts``. ``resolve`` and ``apply`` belong to the stream's thread and ask nobody."""
+    """See ``SchemaFacts``. ``resolve`` and ``apply`` belong to the stream's thread and do no I/O."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         self._dialect = dialect
         self._database = Database(dialect.dsn, dialect.flavour)
         self._newest: dict[TableId, tuple[SourceColumn, ...]] = {}
-        self._altered: dict[TableId, bool] = {}  # since its last shape; and whether with a default
+        self._altered: dict[TableId, bool] = {}  # tables altered since their last table map, and whether with a default
         self._retyped = retyped  # see StreamNotes
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
@@ -61,7 +61,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         self._dialect = self._dialect.represent(choices)
 
     def rewind(self, position: Gtid) -> None:
-        """The first stream of a process also takes in the tables that an earlier one prepared."""
+        """The first stream of a process also learns the tables that an earlier process prepared."""
         super().rewind(position)
         captured, self._captured = self._captured, None
         missing = [table for table in captured() if self.known(table) is None] if captured is not None else []
@@ -69,7 +69,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             self.learn(table, _life(table), schema)
 
     def expect(self, tables: Sequence[TableId]) -> None:
-        """What the catalog tells of them is needed before their first rows."""
+        """Read the catalog: it is needed before the first rows of these tables."""
         self._read(tables)
 
     def prepared(self, tables: Sequence[TableId]) -> None:
@@ -86,7 +86,8 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         return found, found.schema
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
-        """Compare the catalog with what was delivered. A table that is gone without a word in the log is found here."""
+        """Compares the catalog with what was delivered. Finds tables that disappeared without a statement in the
+        log."""
         tables, known = choose(session.tables()), self.all_known()
         wanted = list(dict.fromkeys((*known, *tables)))
         with self._database.connection() as connection:
@@ -108,10 +109,11 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         hints = {one.name: one.kind for one in self._newest.get(table, ())}
         kinds: list[Kind] = []
         for column in found.columns:
-            # As the log has it; from the catalog, what the log has as bytes, and a character set that it does not name.
+            # The log's kind; from the catalog, types that are logged as bytes, and character sets that it does not
+            # name.
             kind, hint = column.kind, hints.get(column.name)
             if kind is None:
-                reason = f"the log has its column {column.name} in a form that is not understood"
+                reason = f"the log has its column {column.name} in an unknown format"
                 return _blocked(
                     table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild FILE {table} --from-source`."
                 )
@@ -142,7 +144,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             pairs = list(zip(statement.tables[0::2], statement.tables[1::2], strict=False))
             for old, _ in pairs:
                 taken = [one for one, to in pairs if to == old]
-                # gh-ost and pt-online-schema-change put a table with the same rows in the place of the old one.
+                # gh-ost and pt-online-schema-change replace the table by one with the same rows.
                 ghosts = [f"_{old.name}_gho", *(f"{prefix}{old.name}_new" for prefix in ("_", "__", "___"))]
                 if not taken:
                     notices += self._gone([old])
@@ -151,7 +153,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
                 elif taken[0] in self._altered:
                     self._altered[old] = self._altered.pop(taken[0])
         elif effect is Effect.REPLACED:
-            reason = "a statement changed its rows that the log does not have"
+            reason = "a statement changed its rows, and the log does not have these changes"
             notices = [RecopyNeeded(one, reason) for one in statement.tables if self.is_captured(one)]
         elif effect is Effect.ALTER:
             for table in statement.tables:
@@ -165,27 +167,27 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
                 if again := added & names:
                     reason = f"the column {min(again)} was dropped and added again"
                     notices.append(RecopyNeeded(table, reason))
-                # What a type was between two of them stands nowhere, and it may have cut values.
+                # The log does not say what the type was between two of them, and it may have truncated values.
                 retyped = names if "convert" in statement.words else names & retyped
                 earlier = self._retyped.setdefault(table, set())
                 if twice := earlier & retyped:
                     reason = f"the type of {min(twice)} was stated twice with no row in between"
                     notices.append(RecopyNeeded(table, reason))
                 earlier |= retyped
-        elif effect is Effect.XA_COMMIT:  # whose rows were never seen
-            reason = "a distributed transaction (XA) was committed that was prepared before capture began"
+        elif effect is Effect.XA_COMMIT:  # of a transaction whose rows were never seen
+            reason = "a distributed transaction (XA) was committed that had been prepared before capture began"
             notices = [RecopyNeeded(one, reason) for one in list(self._known)]
         elif effect is Effect.CHANGE:
             words = set(statement.words)
             for table in list(self._known):
                 if table.name.lower() in words:
-                    reason = "a statement changed it that the log has as text and not as rows"
+                    reason = "a statement changed it, and the log has the statement instead of the rows"
                     remedy = (
                         f"SET GLOBAL binlog_format = 'ROW'; then run `lakefeed rebuild FILE {table} --from-source`."
                     )
                     notices.append(TableBlocked(table, reason, remedy))
                 elif table.schema == statement.database:
-                    reason = "a statement that the log has as text may have changed it, through a trigger or a key"
+                    reason = "a logged statement may have changed it, through a trigger or a foreign key"
                     notices.append(RecopyNeeded(table, reason))
         return Announced(notices=tuple(notices))
 
@@ -211,7 +213,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         return found
 
     def _stated(self, schema: TableSchema) -> Stated:
-        """Rows from before a column was added have NULL in it, unless it has a default or may be an old one renamed."""
+        """Rows from before a column was added hold NULL in it, unless it has a default or may be a renamed column."""
         before, not_known, altered = self.known(schema.table), {}, {}
         if before is not None:
             for old in before.schema.columns:
@@ -222,7 +224,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             is_renamed = bool(was - set(schema.names))
             for name in schema.names:
                 hint, with_default = hints.get(name), self._altered.get(schema.table)
-                is_plain = with_default is False  # the catalog may be older than the log, or newer
+                is_plain = with_default is False  # fallback, since the catalog may be older or newer than the log
                 if hint is not None:
                     is_plain = hint.nullable and not (hint.has_default or with_default or "GENERATED" in hint.extra)
                 is_plain = is_plain and schema.column(name).nullable
@@ -232,15 +234,15 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
 
 
 def _may_rewrite(old: Column, new: Column) -> bool:
-    """Whether an ALTER from the one type to the other can change the values that existing rows have: unless it only
-    makes room, for longer texts or for members behind the old ones."""
+    """Whether an ALTER from the old type to the new one can change existing values. It cannot if it only makes room:
+    for longer texts, or for enum members after the old ones."""
     if old.source_type == new.source_type:
         return False
     base = new.source_type.partition("(")[0]
     if base in ("enum", "set"):
         return not new.source_type.startswith(f"{old.source_type[:-1]},")
     if base == "binary" or (base in _PRINTED and pa.types.is_string(new.type)):
-        return True  # filled up with zeros; printed with other digits
+        return True  # padded with zeros; printed with other digits
     sizes = [int(match[1]) if (match := _SIZE.search(one.source_type)) else 0 for one in (old, new)]
     return sizes[1] < sizes[0]
 
@@ -267,5 +269,5 @@ def _blocked(table: TableId, reason: str, remedy: str) -> Resolved:
 
 
 def _life(table: TableId) -> int:
-    """A table is its name here; what happened to it in between stands in the log."""
+    """Derived from the name, which identifies a table here; the log has whatever happened to it."""
     return int.from_bytes(hashlib.sha256(str(table).encode()).digest()[:7], "big")

@@ -1,7 +1,7 @@
-"""What a server tells of its log: how far it goes, what is visible, which files there are. Each call is one or two
+"""What a server reports about its binlog: where it ends, what is visible, which files exist. Each call runs one or two
 short statements on the caller's connection.
 
-MySQL without GTIDs is followed by file and offset, MySQL with GTIDs by sets of them, MariaDB by GTIDs of its own.
+Positions are file and offset for MySQL without GTIDs, GTID sets for MySQL with GTIDs, and MariaDB's own GTIDs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError, SourceError, SourceSetupError, SourceUnavailableError
 
 Gtid = MysqlGtid | MariadbGtid | MysqlBinlog
-"""Where a stream is: by GTIDs, or by file and offset."""
+"""A position of a stream: GTIDs, or file and offset."""
 
 FIRST_OFFSET = 4
 LogPlace = tuple[str, int]
-"""A file of the server's log, and an offset in it."""
+"""A file of the server's binlog, and an offset in it."""
 VISIBLE_SECONDS = 10.0
 _LIST = re.compile(r"\[(.*)\]")
 _COMMITTING = """
@@ -31,21 +31,22 @@ SELECT OWNER_THREAD_ID, OWNER_EVENT_ID, OBJECT_TYPE FROM performance_schema.meta
  WHERE LOCK_STATUS = 'GRANTED' AND (OBJECT_TYPE = 'COMMIT' OR OBJECT_NAME = 'metadata_locks')"""
 GTID_MODE = (
     "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
-    "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; -- and the same in the server's file"
+    "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; -- and set the same in the server's option file"
 )
 
 
 class StreamNotes:
-    """What is kept beside a position that the stream has come to. ``place`` is where it was in the server's files: a
-    set of GTIDs does not tell, and lag in bytes is counted from there. ``retyped`` are the columns that ALTERs since a
-    table's last row gave a type; now, and as it was at each position. Belongs to the stream's thread."""
+    """What is kept along with each position that the stream passes. ``place`` is its location in the server's files: a
+    GTID set does not contain it, and lag in bytes is counted from there. ``retyped`` has, for each table, the columns
+    whose type ALTER statements have stated since the table's last row: now, and at each position. Belongs to the
+    stream's thread."""
 
     def __init__(self) -> None:
         self.retyped: dict[TableId, set[str]] = {}
         self._passed: deque[tuple[Gtid, dict[str, Any]]] = deque()
 
     def start(self, kept: Mapping[str, Any]) -> None:
-        """Another stream begins, where ``take`` gave ``kept``."""
+        """A new stream starts where ``take`` returned ``kept``."""
         self._passed.clear()
         self.retyped.clear()
         self.retyped.update({TableId.parse(name): set(columns) for name, columns in kept.get("retyped", {}).items()})
@@ -55,7 +56,7 @@ class StreamNotes:
         self._passed.append((position, {"place": place, "retyped": retyped}))
 
     def take(self, position: Gtid) -> dict[str, Any]:
-        """What was noted last up to ``position``, once, to be kept as JSON; what came before it is forgotten."""
+        """The last note up to ``position``, once, to be stored as JSON; earlier notes are dropped."""
         found: dict[str, Any] = {}
         while self._passed and self._passed[0][0] <= position:
             _, found = self._passed.popleft()
@@ -63,8 +64,8 @@ class StreamNotes:
 
 
 def executed(connection: Connection, like: Gtid | None = None) -> Gtid:
-    """All transactions that are visible; of MariaDB and by file, that are in the binlog. It is a position of the same
-    kind as ``like``; without one, MySQL is followed by file where it has no GTIDs."""
+    """All transactions that are visible; for MariaDB and for positions by file, all that are in the binlog. The result
+    is a position of the same kind as ``like``; if that is None, of MySQL's GTIDs if they are on."""
     if connection.database.flavour == "mariadb":
         return MariadbGtid(str(connection.value("SELECT @@gtid_binlog_pos")))
     if isinstance(like, MysqlBinlog):
@@ -74,11 +75,11 @@ def executed(connection: Connection, like: Gtid | None = None) -> Gtid:
         return MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_executed")).split()))
     if like is None:
         return log_end(connection)
-    raise SourceSetupError(f"gtid_mode is {mode}, and the pipeline follows the server by GTIDs", remedy=GTID_MODE)
+    raise SourceSetupError(f"gtid_mode is {mode}, but the pipeline's position is a GTID set", remedy=GTID_MODE)
 
 
 def log_end(connection: Connection) -> MysqlBinlog:
-    """The newest file of the binlog, and its length."""
+    """The newest binlog file, and its length."""
     newer = connection.database.flavour == "mysql" and connection.version >= (8, 4)
     row = connection.run("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
     if not row:
@@ -87,13 +88,13 @@ def log_end(connection: Connection) -> MysqlBinlog:
 
 
 def owned(connection: Connection) -> MysqlGtid:
-    """Transactions that are being committed: their rows may be visible already."""
+    """Transactions that are being committed; their rows may already be visible."""
     text = str(connection.value("SELECT @@GLOBAL.gtid_owned") or "")
     return MysqlGtid(re.sub(r"#\d+|\s", "", text))
 
 
 def snapshot_position(connection: Connection) -> MariadbGtid:
-    """MariaDB: where in the binlog the snapshot of this transaction is, exactly."""
+    """MariaDB: the exact binlog position of this transaction's snapshot."""
     status = dict(connection.run("SHOW STATUS LIKE 'binlog_snapshot_%'"))
     file, offset = status.get("Binlog_snapshot_file", ""), status.get("Binlog_snapshot_position", "0")
     found = connection.value(f"SELECT BINLOG_GTID_POS({literal(file)}, {int(offset)})")
@@ -103,16 +104,17 @@ def snapshot_position(connection: Connection) -> MariadbGtid:
 
 
 def wait_for_commits(connection: Connection) -> None:
-    """Return when every commit that has begun by now is over: what the binlog has by now is visible then. A commit
-    holds a metadata lock from before it is in the binlog until its rows are visible. MySQL without GTIDs tells it
-    nowhere else."""
+    """Wait until every commit that has begun by now has finished, so that everything the binlog has by now is visible.
+    A commit holds a metadata lock from before it is written to the binlog until its rows are visible. MySQL without
+    GTIDs shows this nowhere else."""
     until, waiting = time.monotonic() + VISIBLE_SECONDS, None
     while True:
         locks = connection.run(_COMMITTING)
-        if all(kind == "COMMIT" for *_, kind in locks):  # this very query has a lock on the table that it reads
+        if all(kind == "COMMIT" for *_, kind in locks):  # this query itself locks the table that it reads
             raise SourceSetupError(
-                "the server does not show metadata locks, which tell whether a commit is over",
-                remedy=f"Set performance_schema = ON in its file and restart the server, or turn GTIDs on: {GTID_MODE}",
+                "the server does not show metadata locks, which tell whether a commit has finished",
+                remedy="Set performance_schema = ON in the server's option file and restart the server, "
+                f"or turn GTIDs on: {GTID_MODE}",
             )
         commits = {(thread, event) for thread, event, kind in locks if kind == "COMMIT"}
         waiting = commits if waiting is None else waiting & commits
@@ -120,21 +122,21 @@ def wait_for_commits(connection: Connection) -> None:
             return
         if time.monotonic() > until:
             threads = ", ".join(str(thread) for thread, _ in sorted(waiting))
-            raise SourceUnavailableError(f"{connection.database}: commits of the threads {threads} do not end")
+            raise SourceUnavailableError(f"{connection.database}: the commits of threads {threads} do not finish")
         time.sleep(0.01)
 
 
 def visible(connection: Connection, delivered: str | None) -> Gtid:
-    """The transactions that are visible now, with all that were ``delivered``: the server sends one to its readers a
-    moment before its rows are visible."""
+    """The transactions that are visible now, once they include all that were ``delivered``: the server sends a
+    transaction to its replicas a moment before its rows become visible."""
     least = None if delivered is None else decode_position(delivered)
-    assert least is None or isinstance(least, Gtid)  # noqa: S101  # of this source
+    assert least is None or isinstance(least, Gtid)  # noqa: S101  # a position of this source
     until, low = time.monotonic() + VISIBLE_SECONDS, executed(connection, least)
     if isinstance(low, MysqlBinlog):
         wait_for_commits(connection)
     while least is not None and not low >= least:
         if time.monotonic() > until:
-            problem = f"it has not got to {least} yet; is it a replica that lags?"
+            problem = f"it has not reached {least} yet. Is it a replica that lags behind?"
             raise SourceUnavailableError(f"{connection.database}: {problem}")
         time.sleep(0.01)
         low = executed(connection, least)
@@ -142,12 +144,12 @@ def visible(connection: Connection, delivered: str | None) -> Gtid:
 
 
 def log_files(connection: Connection) -> list[tuple[str, int]]:
-    """Names and lengths, the oldest first."""
+    """Names and lengths of the binlog files, oldest first."""
     return [(str(row[0]), int(row[1])) for row in connection.run("SHOW BINARY LOGS")]
 
 
 def bytes_behind(connection: Connection, place: LogPlace) -> int | None:
-    """How much the log has behind ``place``; None if it has not that file any more."""
+    """How many bytes of binlog follow ``place``; None if its file no longer exists."""
     files = log_files(connection)
     names = [name for name, _ in files]
     if place[0] not in names:
@@ -156,7 +158,7 @@ def bytes_behind(connection: Connection, place: LogPlace) -> int | None:
 
 
 def log_begin(connection: Connection, like: Gtid) -> Gtid:
-    """What the server has purged of its log: the position of the same kind before which nothing is left."""
+    """Up to where the server has purged its binlog, as a position of the same kind as ``like``."""
     if isinstance(like, MysqlGtid):
         return MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_purged")).split()))
     first = log_files(connection)[0][0]

@@ -1,7 +1,7 @@
-"""Packets of the client protocol, taken from a socket in gulps; and the rows of a prepared statement, column by column.
+"""Packets of the client protocol, read from a socket in bulk; and the rows of a prepared statement, column by column.
 
-The driver logs in and runs small statements. What is large, rows and the binlog, is read here: all packets of a gulp
-stay in one buffer, and a list tells where each begins and ends.
+The driver logs in and runs small statements. Bulk data, that is rows and the binlog, is read here: all packets of one
+read stay in one buffer, and two arrays say where each begins and ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EOF, _ERROR, _OK = 0xFE, 0xFF, 0x00
 
 @dataclass(frozen=True, slots=True)
 class Packets:
-    """``data[start:end]`` is the payload of each. ``data`` may have more bytes behind the last one."""
+    """``data[start:end]`` is the payload of each packet. ``data`` may have more bytes after the last one."""
 
     data: bytes
     starts: Ints
@@ -53,7 +53,7 @@ class Packets:
 
 
 def join(runs: Sequence[Packets]) -> Packets | None:
-    """Several as one, without the bytes behind the last one of each."""
+    """Several runs as one, without the bytes after the last packet of each."""
     if len(runs) < 2:
         return runs[0] if runs else None
     data = [run.data[: int(run.ends[-1])] if len(run.ends) else b"" for run in runs]
@@ -64,7 +64,7 @@ def join(runs: Sequence[Packets]) -> Packets | None:
 
 
 class PacketReader:
-    """The packets that come on a connection, from now on. OSError if it is lost."""
+    """The packets that arrive on a connection from now on. OSError if the connection is lost."""
 
     def __init__(self, connection: Connection, answer_seconds: float, wake: Any = None) -> None:
         self._socket = connection.socket
@@ -75,7 +75,8 @@ class PacketReader:
         self._rest: Packets | None = None
 
     def take(self, wait_seconds: float | None = None) -> Packets | None:
-        """What has come, whole packets only; None if nothing comes within ``wait_seconds`` (without: it must come)."""
+        """The whole packets that have arrived; None if none arrives within ``wait_seconds``. Without ``wait_seconds``
+        a silent server is a TimeoutError."""
         until = time.monotonic() + (self._answer_seconds if wait_seconds is None else wait_seconds)
         if (rest := self._rest) is not None:
             self._rest = None
@@ -99,9 +100,9 @@ class PacketReader:
                 self._buffer += chunk
 
     def one(self) -> bytes:
-        """The next packet alone. What has come behind it is what ``take`` gives next."""
+        """The next packet. ``take`` returns the packets after it."""
         found = self.take()
-        assert found is not None  # noqa: S101  # without a wait it raises instead
+        assert found is not None  # noqa: S101  # without wait_seconds, take raises instead
         if len(found.starts) > 1:
             self._rest = Packets(found.data, found.starts[1:], found.ends[1:])
         packet = found.data[found.starts[0] : found.ends[0]]
@@ -118,13 +119,13 @@ class PacketReader:
         return self._socket in ready
 
     def _whole(self) -> Packets | None:
-        """The packets that are whole, up to one that comes in parts: that is given by itself."""
+        """The complete packets, up to one that is split into parts of 16 MB; that one is returned on its own."""
         data, at, size = self._buffer, 0, len(self._buffer)
         begins: list[int] = []
         last = min(0, size - 4) if self._parts else size - 4
-        while at <= last:  # for each change, so it is short
+        while at <= last:  # runs once per change, so it is short
             begins.append(at)
-            at += (_HEAD(data, at)[0] & _LONGEST) + 4  # the fourth byte is a number
+            at += (_HEAD(data, at)[0] & _LONGEST) + 4  # three bytes of length; the fourth is a sequence number
         if at > size:
             at = begins.pop()
         edges = np.array([*begins, at], np.int64)
@@ -147,7 +148,7 @@ class PacketReader:
 
 
 _FIXED = {1: 1, 2: 2, 13: 2, 3: 4, 9: 4, 8: 8, 4: 4, 5: 8}
-"""Bytes of the types that have no length before them: tiny, short, year, long, int24, longlong, float, double."""
+"""Bytes of the types without a length prefix: tiny, short, year, long, int24, longlong, float, double."""
 _TIME, _BIT, _GEOMETRY = 11, 16, 255
 _NAMES = {
     1: "tinyint", 2: "smallint", 13: "smallint", 3: "int", 9: "int", 8: "bigint", 7: "timestamp", 10: "date",
@@ -156,9 +157,9 @@ _NAMES = {
 
 
 def read_rows(connection: Connection, sql: str, schema: pa.Schema, answer_seconds: float) -> Iterator[pa.RecordBatch]:
-    """The rows of a SELECT through the binary protocol, which has numbers as they are: a float is not rounded.
+    """The rows of a SELECT through the binary protocol, which sends numbers unchanged: a float is not rounded.
 
-    The statement is prepared and closed. What is left unread takes the connection along: the caller closes it.
+    Prepares the statement and closes it. If the caller stops early, the connection is unusable and must be closed.
     """
     driver = connection.driver
     driver._execute_command(_COM_STMT_PREPARE, sql)
@@ -172,18 +173,18 @@ def read_rows(connection: Connection, sql: str, schema: pa.Schema, answer_second
     if count != len(schema):
         raise DecodeError(f"a query gave {count} columns instead of {len(schema)}")
     types = []
-    for _ in range(count):  # a column's type, by its code and in words, is behind six texts and a length
+    for _ in range(count):  # the type's code and attributes follow six texts and a length
         packet = ByteReader(reader.one())
         for _ in range(6):
             packet.text()
         width, code, flags, digits = struct.unpack("<3xIBHB", packet.take(11))
         size = width if code == _BIT else digits if digits <= 6 else 0
         types.append((code, Kind(_NAMES.get(code, "text"), bool(flags & 0x20), size)))
-    reader.one()  # the end of the definitions
+    reader.one()  # EOF after the column definitions
     is_over = False
     while not is_over:
         batch = reader.take()
-        assert batch is not None  # noqa: S101  # without a wait it raises instead
+        assert batch is not None  # noqa: S101  # without wait_seconds, take raises instead
         starts, ends = batch.starts, batch.ends
         first = batch.data[starts[-1]]
         if first == _EOF and ends[-1] - starts[-1] < 9:
@@ -216,7 +217,7 @@ def _decoded(
             lengths = np.where(valid, _FIXED[code], 0)
             begin = at
         else:
-            # Length-encoded: one byte, or 0xFC, 0xFD, 0xFE and two, three or eight bytes.
+            # Length-encoded: one byte, or 0xFC, 0xFD, 0xFE followed by two, three or eight bytes.
             mark = data[at].astype(np.int64)
             lengths, begin = np.where(valid, mark, 0), at + valid
             for long_mark, width in ((0xFC, 2), (0xFD, 3), (0xFE, 8)):
@@ -260,8 +261,8 @@ def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, rule: OutOfR
 
 
 def _temporal(field: Field, *, is_time: bool) -> tuple[Any, ...]:
-    """A date as year, month, day, hour, minute, second, microsecond; a time as its sign, hours, minute, second,
-    microsecond. Parts that are zero at the end are left out by the server."""
+    """A date as (year, month, day, hour, minute, second, microsecond); a time as (is negative, hours, minute, second,
+    microsecond). The server omits trailing parts that are zero."""
     data, at, lengths = field.data, field.starts, np.where(field.valid, field.lengths, 0)
 
     def byte(index: int, least: int) -> Any:

@@ -1,10 +1,10 @@
-"""MysqlResumePoint: where a pipeline is in a server's binlog. The server keeps nothing for it: a file of the pipeline's
-own has the confirmed position, so that a server is never written to and never fills its disk for us.
+"""MysqlResumePoint: a pipeline's position in a server's binlog. The server keeps nothing for the pipeline: a file of
+the pipeline's own has the confirmed position, so Lakefeed never writes to the server and never fills its disk.
 
-GTIDs tell whether a server has the history that the position belongs to. A replica that was promoted has, so the
-pipeline goes on there without a copy; a server whose GTIDs do not cover the position, and one that has purged what
-comes after it, is refused. A position by file belongs to one server. Whether that one's log was reset is told by the
-time at which a file was made.
+GTIDs show whether a server has the history that the position belongs to. A promoted replica has it, so the pipeline
+goes on there without a copy. A server whose GTIDs do not include the position, or that has purged what comes after it,
+is refused. A position by file belongs to one server; the creation time of a file shows whether that server's log was
+reset.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _NAME = "binlog.resume.json"
 _AGAIN = "move the pipeline's state directory away: every table is copied again"
 
 
-def server_id(pipeline: str, place: str) -> int:
-    """A number that no server has (they are small) and no other pipeline: two readers of one id end each other."""
-    digest = hashlib.sha256(f"{socket.gethostname()}\0{place}\0{pipeline}".encode()).digest()
+def server_id(pipeline: str, state: str) -> int:
+    """A replica id that no server has (theirs are small) and no other pipeline: of two readers with the same id, each
+    disconnects the other."""
+    digest = hashlib.sha256(f"{socket.gethostname()}\0{state}\0{pipeline}".encode()).digest()
     return 0x8000_0000 | int.from_bytes(digest[:4], "big") & 0x7FFF_FFFF
 
 
 class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
-    """See ``ResumePoint``. Without a ``state`` the position is kept in memory."""
+    """See ``ResumePoint``. Without ``state`` the position exists only in memory."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         return None if kept is None else _position(kept)
 
     def identity(self) -> str:
-        """Of the history, not of the server: it stays the same after a fail-over."""
+        """Identifies the history, not the server: it survives a fail-over."""
         return str((self._load() or {}).get("identity"))
 
     def create(self, tables: Sequence[TableId]) -> Gtid:
@@ -96,7 +97,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         return _position(kept)
 
     def tables(self) -> tuple[TableId, ...]:
-        """Those that were prepared."""
+        """The tables that were prepared."""
         return tuple(TableId.parse(name) for name in (self._load() or {}).get("tables", ()))
 
     def origin(self, table: TableId, delivered: Gtid | None) -> Mapping[str, Any]:  # noqa: ARG002  # all tables alike
@@ -120,7 +121,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
             self._save({**kept, "server": server, "log": log, "place": place})
 
     def examine(self, position: Gtid) -> tuple[str, str]:
-        """As ``require``, and writes nothing. Returns who the server is, and the newest file of its log."""
+        """As ``require``, but writes nothing. Returns the server's identity and its newest binlog file."""
         kept = self._load() or {}
         with self._database.connection() as connection:
             now, newest, server = executed(connection, position), log_end(connection), read_identity(connection)
@@ -130,42 +131,42 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                 there = name in dict(log_files(connection))
                 if (there and made_at(self._database, name) != made) or MysqlBinlog(name, 0) > newest:
                     raise PositionLostError(
-                        f"the binlog was reset: its file {name} is not the one that was read before, or is gone",
+                        f"the binlog was reset: its file {name} is missing, or not the one that was read before",
                         remedy=f"Restore the server's log, or {_AGAIN}.",
                     )
             if not is_same and isinstance(position, MysqlBinlog):
                 other = f"{self._database} is another server than before"
-                raise SourceChangedError(f"{other}, and {position} is a position in the files of that one")
+                raise SourceChangedError(f"{other}, and {position} is a position in the files of the previous one")
             if not position <= now:
                 missing = position
                 if not isinstance(position, MysqlBinlog):
-                    missing = position.without(now)  # type: ignore[arg-type]  # they are of one kind
+                    missing = position.without(now)  # type: ignore[arg-type]  # both are of one kind
                 problem = "does not have all transactions that were captured"
                 raise PositionLostError(
                     f"{self._database} {problem}: it lacks {missing} and has {now}",
                     remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
                 )
-            if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
-                if isinstance(position, MariadbGtid):  # which names its server by server_id alone
+            if not is_same:  # another server, whose GTIDs include ours: fine if that proves a common history
+                if isinstance(position, MariadbGtid):  # its GTIDs identify a server only by server_id
                     own = int(connection.value("SELECT @@server_id"))
                     proves = bool(position.domains) and all(one != own for _, one, _ in position.domains)
                 else:
                     proves = isinstance(position, MysqlGtid) and bool(position.intervals)
                 if not proves:
                     raise SourceChangedError(
-                        f"{self._database} is another server than before, and its GTIDs do not prove the same history"
+                        f"{self._database} is another server than before, and its GTIDs do not prove a common history"
                     )
             begin, purged = self._begin(position), log_begin(connection, position)
             if not purged <= begin:
                 raise PositionLostError(
-                    f"the binlog after {begin} was purged; the server has forgotten what lies before {purged}",
+                    f"the binlog after {begin} was purged; the server no longer has anything before {purged}",
                     remedy=f"Restore the server's log and keep it longer (binlog_expire_logs_seconds), or {_AGAIN}.",
                 )
         return server, newest.file
 
     def _begin(self, after: Gtid) -> Gtid:
-        """Where a stream begins that delivers what comes after ``after``: before distributed transactions that were
-        open at the confirmed position. Others began behind that one, which may be earlier than ``after``."""
+        """Where a stream must start to deliver what comes after ``after``: before the XA transactions that were open at
+        the confirmed position. That may be earlier than ``after``; later XA transactions began after it."""
         kept = self._load()
         return after if kept is None else min(after, _position({"position": kept.get("oldest") or kept["position"]}))
 
@@ -176,15 +177,15 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         own_id = server_id(self._pipeline, self._state.place(_NAME) if self._state is not None else str(id(self)))
 
         def refused(answer: str) -> LakefeedError:
-            """The server gives one code for every reason: what is wrong with the position is found by asking again."""
+            """The server has one code for all reasons; whether the position is at fault is found by asking again."""
             try:
                 self.require(after)
             except LakefeedError as error:
                 return error
             return SourceSetupError(
                 f"{self._database} ended the stream of the replica {own_id}: {answer}",
-                remedy=f"If another reader has the server_id {own_id}, stop it: SHOW PROCESSLIST has it. If "
-                f"the log is damaged, {_AGAIN}.",
+                remedy=f"If another reader uses the server_id {own_id}, stop it; SHOW PROCESSLIST shows it. If the "
+                f"log is damaged, {_AGAIN}.",
             )
 
         self._reader = BinlogReader(self._database, own_id, after, begin=begin, confirm=self.confirm, refused=refused)
@@ -216,18 +217,18 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         seconds = None if confirmed_at is None else max(0.0, time.time() - confirmed_at)
         if now <= position:
             behind, seconds = 0, 0.0
-        name, names = kept["log"][0], [file for file, _ in files]  # the file of the position, or an older one
+        name, names = kept["log"][0], [file for file, _ in files]  # the file of the position, or an earlier one
         return Lag(
             bytes=behind,
             seconds=seconds,
             retained_bytes=sum(size for _, size in files[names.index(name) :]) if name in names else None,
-            # A file is removed so long after its last change, which is later than the oldest one that is not confirmed.
+            # A file expires this long after its last change, which is later than the oldest unconfirmed change.
             left_seconds=max(0.0, expire - seconds) if expire and seconds is not None else None,
             source={"executed": now.text(), "binlog_file": name},
         )
 
     def away_seconds(self) -> float:
-        """How long nothing was confirmed although the server has more; 0 if it has not."""
+        """How long nothing has been confirmed although the server has more; 0 if it has no more."""
         age = self._state.age_seconds(_NAME, exact=False) if self._state is not None else None
         return 0.0 if age is None or self.lag(None).bytes == 0 else max(0.0, age)
 
@@ -254,5 +255,5 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
 
 def _position(kept: Mapping[str, Any]) -> Gtid:
     found = decode_position(kept["position"])
-    assert isinstance(found, Gtid)  # noqa: S101  # it wrote it itself
+    assert isinstance(found, Gtid)  # noqa: S101  # written by this class
     return found

@@ -1,8 +1,8 @@
 """Table maps and row events → columns. Pure.
 
-A TableMap is what a TABLE_MAP event tells of a table under ``binlog_row_metadata = FULL``. All row events of one table
-are lanes, and the j-th row of every lane is walked at once, column by column: a column of variable length costs a few
-array operations for each step, however many rows there are.
+A TableMap is the content of a TABLE_MAP event under ``binlog_row_metadata = FULL``. Each row event of a table is a
+lane, and the j-th rows of all lanes are walked together, column by column: a column of variable length costs a few
+array operations per step, however many lanes there are.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _SIGNED_OR_YEAR = _SIGNED | {_YEAR}
 
 @dataclass(frozen=True, slots=True)
 class WireColumn:
-    """How a column stands in a row: ``width`` bytes, or ``prefix`` bytes of length before it. ``kind`` is None for a
-    type that is not understood."""
+    """How a column is stored in a row: in ``width`` bytes, or after a length of ``prefix`` bytes. ``kind`` is None for
+    an unknown type."""
 
     name: str
     kind: Kind | None
@@ -63,7 +63,7 @@ class WireColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableMap:
-    """``columns`` have empty names where the log has none."""
+    """``columns`` have empty names if the log does not name them."""
 
     table: TableId
     columns: tuple[WireColumn, ...]
@@ -71,15 +71,15 @@ class TableMap:
 
 
 def counts_years(version: bytes) -> bool:
-    """Whether a server of this version tells the sign of year columns, too: MariaDB and MySQL 8.0.33 do, MySQL 8.0.15
-    does not. In between nobody looked: there ``read_table_map`` finds it out."""
+    """Whether a server of this version lists the sign of year columns, too. MariaDB and MySQL 8.0.33 do, MySQL 8.0.15
+    does not. Versions in between were not tried; there ``read_table_map`` finds out."""
     numbers = tuple(int(one) for one in re.findall(rb"\d+", version)[:3])
     return b"MariaDB" in version or numbers >= (8, 0, 16)
 
 
 def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
-    """The event without its header and table id. DecodeError for whatever it should not be. ``counts_years``: the
-    signs are those of year columns, too, if that makes sense: a year has none."""
+    """Parse the event, without its header and table id. DecodeError for anything else. ``counts_years``: the sign bits
+    include year columns, provided that this reading is consistent: years are always unsigned."""
     reader = ByteReader(body)
     schema = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
     name = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
@@ -93,7 +93,7 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
         field = reader.take(1)[0]
         extras[field] = reader.text()
     for index, code in enumerate(codes):
-        if code == 254 and meta[index][0] in (247, 248):  # enum and set hide behind a char
+        if code == 254 and meta[index][0] in (247, 248):  # enum and set are logged as char
             codes[index] = meta[index][0]
     bits_of_signs = np.unpackbits(np.frombuffer(extras.get(1, b""), np.uint8)).tolist()
     for signed in (_SIGNED_OR_YEAR, _SIGNED) if counts_years else (_SIGNED,):
@@ -117,18 +117,18 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
         columns.append(WireColumn(called, kind, nullable, width, prefix))
     key = ByteReader(extras[8]).numbers() if 8 in extras else ByteReader(extras.get(9, b"")).numbers()[0::2]
     if any(index >= count for index in key) or not schema or not name or "." in schema:
-        raise DecodeError("a table map names no table, or a key that is not there")
+        raise DecodeError("a table map has no table name, or a key with unknown columns")
     return TableMap(TableId(schema, name), tuple(columns), tuple(key))
 
 
 def _kind(
     code: int, meta: bytes, unsigned: bool, collation: int | None, charset: str, members: tuple[str, ...]
 ) -> tuple[Kind | None, int, int]:
-    """The kind, the width and the bytes of the length before it."""
+    """The kind, its width, and the size of its length prefix."""
     is_binary = collation == _BINARY
     if code == 246:
         if not 1 <= meta[0] <= 65 or meta[1] > meta[0]:
-            raise DecodeError(f"a table map has a decimal({meta[0]},{meta[1]}), which no server has")
+            raise DecodeError(f"a table map has the impossible type decimal({meta[0]},{meta[1]})")
         kind = Kind("decimal", False, meta[0], meta[1])
         return kind, sum(width for _, width in to_arrow.decimal_groups(kind)), 0
     if code in _NUMERIC:
@@ -138,11 +138,11 @@ def _kind(
     if code in _FRACTIONS:
         name, width = _FRACTIONS[code]
         if meta[0] > 6:
-            raise DecodeError(f"a table map has {meta[0]} digits of a second, more than any server has")
+            raise DecodeError(f"a table map has a time with {meta[0]} fractional digits; 6 is the maximum")
         return Kind(name, size=meta[0]), width + (meta[0] + 1) // 2, 0
     if code == 16:
         if not 1 <= meta[1] * 8 + meta[0] <= 64:
-            raise DecodeError(f"a table map has bit({meta[1] * 8 + meta[0]}), which no server has")
+            raise DecodeError(f"a table map has the impossible type bit({meta[1] * 8 + meta[0]})")
         return Kind("bit", size=meta[1] * 8 + meta[0]), meta[1] + bool(meta[0]), 0
     if code in (247, 248):
         return Kind("enum" if code == 247 else "set", charset=charset, members=members), meta[1], 0
@@ -151,13 +151,13 @@ def _kind(
         kind = Kind("varbinary", size=longest) if is_binary else Kind("varchar", size=longest, charset=charset)
         return kind, 0, 2 if longest > 255 else 1
     if code == 254:
-        # Lengths above 255 hide two bits in the first byte, inverted.
+        # Lengths above 255 store two of their bits, inverted, in the first byte.
         longest = ((meta[0] << 4 & 0x300) ^ 0x300) + meta[1]
         kind = Kind("binary", size=longest) if is_binary else Kind("char", size=longest, charset=charset)
         return kind, 0, 2 if longest > 255 else 1
     if code in _BLOBS:
         if not 1 <= meta[0] <= 4:
-            raise DecodeError(f"a table map has a blob whose length has {meta[0]} bytes, which no server has")
+            raise DecodeError(f"a table map has a blob with a length prefix of {meta[0]} bytes; 4 is the maximum")
         longest = (1 << 8 * meta[0]) - 1
         if code == 252 and not is_binary:
             return Kind("text", size=longest, charset=charset), 0, meta[0]
@@ -166,7 +166,7 @@ def _kind(
 
 
 def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> list[int | None]:
-    """The collation of each chosen column: a list of all, or a default and the exceptions."""
+    """The collation of each chosen column: from a list of all, or from a default and its exceptions."""
     if each is not None:
         given = ByteReader(each).numbers()
     else:
@@ -188,7 +188,7 @@ def _members(data: bytes) -> list[tuple[bytes, ...]]:
 
 @cache
 def charset_name(collation: int) -> str:
-    """The character set of a collation, by its number; empty if nobody knows it."""
+    """The character set of a collation number; empty if the number is not known."""
     if 2048 <= collation <= 4096:  # MariaDB's uca1400 collations, by character set
         return {8: "utf8mb3", 9: "utf8mb4", 10: "ucs2", 11: "utf16", 12: "utf32"}.get(collation >> 8, "")
     try:
@@ -204,7 +204,7 @@ _LENGTHS = {1: "<u1", 2: "<u2", 3: "<u4", 4: "<u4"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A table as its rows stand in the log, and as they are delivered."""
+    """A table as its rows are laid out in the log, and the schema they are delivered with."""
 
     schema: TableSchema
     columns: tuple[WireColumn, ...]
@@ -213,7 +213,8 @@ class Layout:
 
 @dataclass(slots=True)
 class Lanes:
-    """Row events of one layout, in the order of the log. ``origin`` is where order begins to count: at ``width``."""
+    """Row events of one layout, in log order. A row at byte ``origin`` gets the order number ``width``; later rows
+    follow."""
 
     layout: Layout
     starts: Ints
@@ -235,7 +236,7 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
     is_update = operation == UPDATE
     is_old, is_new = is_update & (nth % 2 == 0), is_update & (nth % 2 == 1)
     if is_old.sum() != is_new.sum():
-        raise DecodeError("an update has an old row and no new one")
+        raise DecodeError("an update event has an old row without a new one")
 
     def array(index: int, rows: Field) -> Any:
         column, own = layout.columns[index], layout.schema.columns[index]
@@ -270,7 +271,7 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
         chosen, codes, order = chosen[sorting], codes[sorting], order[sorting]
     else:
         codes, order = codes[keep], order[keep]
-    # A row that is gone has its key alone, and most old rows are not wanted: what is not wanted is not decoded.
+    # A deleted row keeps only its key, and most old rows are dropped: values that are not needed are not decoded.
     stays = (codes != int(Operation.DELETE)) | (not key)
     arrays, replaced = [], dict[str, int]()
     for index, field in enumerate(fields):
@@ -291,8 +292,8 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
 
 
 def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) -> tuple[Ints, Ints, list[Field]]:
-    """Of every row, in the order of the log: its lane, where it begins, and where its columns are. What has a width of
-    its own is given no lengths."""
+    """For every row, in log order: its lane, its offset, and the offsets of its columns. Columns of fixed width get no
+    lengths."""
     if not columns:
         raise DecodeError("a table has no columns")
     bitmap, limit = (len(columns) + 7) // 8, len(data) - PAD
@@ -313,7 +314,7 @@ def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) ->
                 some = int(np.bitwise_or.reduce(bits))
             valid = every if not some >> (index % 8) & 1 else (bits >> (index % 8)) & 1 == 0
             if column.prefix:
-                # What a damaged length leads to is read as well; its row ends behind its event, as is seen below.
+                # A damaged length may point anywhere in the buffer; the check below finds rows that exceed their event.
                 size = gathered(data, np.minimum(at, limit), _LENGTHS[column.prefix]).astype(np.int64)
                 size = size & 0xFFFFFF if column.prefix == 3 else size
                 size, begin = (

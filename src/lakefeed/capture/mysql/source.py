@@ -1,14 +1,15 @@
-"""``Mysql``: what a user writes to capture a MySQL or MariaDB server, by its binlog.
+"""``Mysql``: what a user writes to capture a MySQL or MariaDB server by its binlog.
 
 Guarantees and limits, beyond the contract of ChangeCapture:
-- A change set ends at a commit; its position is the set of all GTIDs up to there. MySQL without GTIDs is followed by
+- A change set ends at a commit; its position is the set of all GTIDs up to there. Without GTIDs, MySQL's positions are
   file and offset.
-- Nothing is written to the source. What the server keeps of its log is its own setting: ``check`` compares.
-- A copy of MariaDB is exact at its position; one of MySQL has a bracket, and the journal makes it exact.
-- A promoted replica is the same source, if its GTIDs cover what was captured.
+- Lakefeed writes nothing to the source. How long the server keeps its binlog is the server's own setting, which
+  ``check`` examines.
+- A copy from MariaDB is exact at its position; one from MySQL has a bracket, and the journal makes it exact.
+- A promoted replica is the same source if its GTIDs include what was captured.
 - Rows of a distributed transaction (XA) are delivered with its XA COMMIT.
-- Blocked, with the statement that repairs it: a table that a statement event or rows with columns or parts of JSON left
-  out have changed. An event that is not understood stops the stream.
+- Blocked, with the statement that repairs it: a table changed by a statement event, or by row events that lack columns
+  or parts of JSON values. An unknown event stops the stream.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class Mysql:
     """A MySQL (8.0 or newer) or MariaDB (10.6 or newer) server.
 
     ``dsn`` is ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY`` and is not shown by ``repr``; the password may come
-    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates``: stop, null, clamp or text, of
-    dates that no calendar has. ``state`` is the directory of the resume point; a pipeline gives its own.
+    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates`` says what happens to impossible
+    dates such as 0000-00-00: stop, null, clamp or text. ``state`` is the directory of the resume point; a pipeline
+    provides its own.
     """
 
     dsn: str = field(repr=False)
@@ -61,7 +63,7 @@ class Mysql:
             raise ConfigError(f"source.tables: must be a list of patterns with at least one, not {self.tables!r}")
         if self.zero_dates not in {one.value for one in ZeroDates}:
             raise ConfigError(f"source.zero_dates: '{self.zero_dates}' is none of {', '.join(ZeroDates)}")
-        object.__setattr__(self, "tables", tuple(self.tables))  # frozen and hashable, whatever the user gave
+        object.__setattr__(self, "tables", tuple(self.tables))  # hashable, whatever sequence was given
 
     def bind(self, pipeline: str) -> ChangeCapture:
         zero_dates = ZeroDates(self.zero_dates)

@@ -1,4 +1,4 @@
-"""BinlogReader: the binlog strictly after a position, as the server sends it to a replica. Packets, not decoded."""
+"""BinlogReader: the binlog strictly after a position, as the server sends it to a replica: packets, not decoded."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ _HEARTBEAT_NANOSECONDS = 500_000_000
 _UNKNOWN_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
 _NUMBER = struct.Struct("<I")
-_RIGHT, _FORGET = 0x2144DF1C, b"\x00\x80\xfd\xfb\xab"
+_RESIDUE, _RESET = 0x2144DF1C, b"\x00\x80\xfd\xfb\xab"
 _REFUSED = (1236, 4052)
-"""The server cannot send the log from here, or another reader has the same server id."""
+"""The server cannot send the log from this position, or another reader has the same server id."""
 
 
 class BinlogReader(LogReader[Gtid, BinlogPiece]):
-    """See ``LogReader``. Read without a wait, it asks the server where the log ends, and returns pieces until it has
-    come there. ``begin``: what the stream starts after, where that is earlier than ``after``. ``refused`` makes an
-    error of what the server says when it ends the stream. ``made`` are the files so far, and when
-    each was made."""
+    """See ``LogReader``. Read without a wait, it asks the server where the log ends, and returns pieces until it gets
+    there. ``begin``: where the stream starts, if that is earlier than ``after``. ``refused`` turns the server's reason
+    for ending the stream into an error. ``made``: creation times of the files read so far."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         self._has_checksums = False
         self.made: dict[str, int] = {}
         self._has_read = False
-        self._end: bytes | None = None  # a packet that is no event
+        self._end: bytes | None = None  # a packet that is not an event
         self._target: MysqlBinlog | None = None
         self._is_closed = False
         try:
@@ -126,9 +125,9 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         if found is None:
             return None
         data, view = found.data, np.frombuffer(found.data, np.uint8)
-        is_none = (view[found.starts] != 0) | (found.ends - found.starts <= HEADER.size + 4)
-        if is_none.any():  # what came before it is given first
-            first = int(is_none.argmax())
+        is_no_event = (view[found.starts] != 0) | (found.ends - found.starts <= HEADER.size + 4)
+        if is_no_event.any():  # return the events before it first
+            first = int(is_no_event.argmax())
             self._end = data[found.starts[first] : found.ends[first]]
             found = Packets(data, found.starts[:first], found.ends[:first])
             if first == 0:
@@ -142,7 +141,7 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
                 self._has_checksums = data[end - 5] == 1
                 self.made[place.name] = _NUMBER.unpack_from(data, at + 1)[0]
             place.move(data, at + 1, end, code, _NUMBER.unpack_from(data, at + 14)[0])
-            checked = index + (code == ROTATE)  # which may have no checksum
+            checked = index + (code == ROTATE)  # a ROTATE event may have no checksum
         self._check_sums(found, checked, len(codes))
         self._move(found, len(codes) - 1)
         self._has_read = self._has_read or not np.isin(codes, (ROTATE, FORMAT, HEARTBEAT)).all()
@@ -153,18 +152,19 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         self._place.move(data, at + 1, int(packets.ends[index]), data[at + 5], _NUMBER.unpack_from(data, at + 14)[0])
 
     def _check_sums(self, packets: Packets, low: int, high: int) -> None:
-        """DecodeError if one of these events has another checksum than its bytes.
+        """Verify the checksums of these events. DecodeError on a mismatch.
 
-        Bytes with their own CRC-32 behind them have a CRC-32 that is the same for all. Between two events are the head
-        of a packet and a zero, five bytes: with others in their place, which lead from that one to the beginning, all
-        events have it, too. A wrong one of them changes it whatever follows. So one call is enough."""
+        One CRC-32 over all of them is enough. Bytes followed by their own CRC-32 always have the same CRC-32, the
+        residue. The five bytes between two events (packet header and a zero) are replaced by _RESET, which takes the
+        CRC from the residue back to its initial state. So the result is the residue if every checksum matches; a
+        mismatch changes it, whatever follows."""
         if not self._has_checksums or low == high:
             return
         starts, ends = packets.starts[low:high] + 1, packets.ends[low:high] - 4
         whole = bytearray(memoryview(packets.data)[starts[0] : ends[-1] + 4])
         between: Any = np.ndarray((len(whole) - 4,), "V5", whole, 0, (1,))
-        between[starts[1:] - starts[0] - 5] = np.void(_FORGET)
-        if zlib.crc32(whole) == _RIGHT:
+        between[starts[1:] - starts[0] - 5] = np.void(_RESET)
+        if zlib.crc32(whole) == _RESIDUE:
             return
         slices = map(slice, starts.tolist(), ends.tolist())
         sums = np.array(list(map(zlib.crc32, map(memoryview(packets.data).__getitem__, slices))), np.uint32)
@@ -174,17 +174,17 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
             if first:
                 self._move(packets, first - 1)
             raise DecodeError(
-                f"an event of the binlog behind {self._place} has another checksum than its bytes",
-                remedy="Run it again, in case the network did it. If the server's file is damaged, move the "
+                f"checksum mismatch in the binlog event after {self._place}",
+                remedy="Run it again, in case the network is at fault. If the server's file is damaged, move the "
                 "pipeline's state directory away: every table is copied again.",
             )
 
     def _refuse(self, packet: bytes) -> None:
-        """A packet that is no event: the server has ended the stream, or says why it does not send it."""
+        """Raise the error for a packet that is not an event: the server has ended or refused the stream."""
         if packet[0] == 0xFE:
             raise ConnectionError("the server ended the stream")
         if packet[0] == 0:
-            raise DecodeError(f"an event of the binlog behind {self._place} is too short")
+            raise DecodeError(f"the binlog event after {self._place} is too short")
         try:
             pymysql.err.raise_mysql_exception(packet)
         except pymysql.err.MySQLError as error:
@@ -194,11 +194,11 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
 
 
 def request_log(connection: Connection, begin: Gtid, own_id: int) -> None:
-    """Make the server send its log after ``begin``, as to the replica ``own_id``. From here on the connection has
-    events and nothing else."""
+    """Make the server send its log after ``begin``, as if to the replica ``own_id``. From here on the connection
+    carries only events."""
     flavour, execute = connection.database.flavour, connection.driver._execute_command
-    settings = ["SESSION net_write_timeout = 3600"]  # a consumer that is busy is no dead one
-    settings += [  # checksums as the file has them: none if that has none
+    settings = ["SESSION net_write_timeout = 3600"]  # a busy consumer is not a dead one
+    settings += [  # checksums as in the file, which may have none
         f"@{name}_binlog_checksum = 'CRC32', @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}"
         for name in ("master", "source")
     ]
@@ -217,29 +217,29 @@ def request_log(connection: Connection, begin: Gtid, own_id: int) -> None:
     file, offset = "", FIRST_OFFSET
     if isinstance(begin, MysqlBinlog):
         file, offset = begin.file, begin.offset
-        if offset >= 1 << 32:  # more than the command can tell: it is a file's end, behind one large transaction
+        if offset >= 1 << 32:  # more than the command can carry: only one huge transaction can end there, with its file
             following = (name for name, _ in log_files(connection) if MysqlBinlog(name, FIRST_OFFSET) > begin)
             file, offset = next(following, file), FIRST_OFFSET
     execute(_COM_BINLOG_DUMP, struct.pack("<IHI", offset, 0, own_id) + file.encode())
 
 
 def made_at(database: Database, name: str) -> int | None:
-    """When a file of the binlog was made (seconds since 1970): after RESET, one of the same name has another time. None
-    if the server does not send it."""
+    """When a binlog file was created (seconds since 1970): after RESET, a file of the same name has another time. None
+    if the server does not send the file."""
     with contextlib.closing(BinlogReader(database, 0, MysqlBinlog(name, FIRST_OFFSET))) as reader:
         until = time.monotonic() + _ANSWER_SECONDS
         try:
             while name not in reader.made and time.monotonic() < until:
                 reader.read(1.0)
         except (SourceUnavailableError, PositionLostError):
-            if name not in reader.made:  # a reader without a server_id is sent what there is, and an end
+            if name not in reader.made:  # a reader with server_id 0 gets what exists, then the end of the stream
                 raise
         return reader.made.get(name)
 
 
 def encode_set(position: MysqlGtid) -> bytes:
-    """A GTID set as the protocol has it; its intervals end before their last number. One with tags (MySQL 8.3) says so
-    in its first and last byte of the count, and each member has its tag: the length, doubled, and the text."""
+    """A GTID set in the protocol's format; the ends of intervals are exclusive. A set with tags (MySQL 8.3) is marked
+    in the first and last byte of the count, and each member has its tag: the doubled length, then the text."""
     count, is_tagged = len(position.intervals), any(tag for (_, tag), _ in position.intervals)
     found = [struct.pack("<Q", 1 << 56 | count << 8 | 1 if is_tagged else count)]
     for (server, tag), intervals in position.intervals:

@@ -1,7 +1,7 @@
-"""Distributed transactions (XA): rows that are in the log from XA PREPARE on and count from XA COMMIT on.
+"""Distributed transactions (XA): the log has their rows at XA PREPARE, and they count from XA COMMIT on.
 
-Nothing of them is stored. A stream begins again before the oldest that was open, skips what was delivered, and so has
-their rows again.
+Nothing of them is stored. After a restart the stream starts before the oldest one that was open, skips what was
+delivered, and so reads their rows again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from lakefeed.capture.mysql.history import Gtid
 from lakefeed.change.table import TableId, TableSchema
 
 MEMORY_BYTES = 16 << 20
-"""Of one; there may be many."""
+"""Of one transaction; there may be many."""
 Xid = tuple[int, bytes, bytes]
-"""The number of a format, the id of the whole transaction, that of the branch."""
+"""Format id, global transaction id, branch qualifier."""
 
 
 @dataclass(slots=True)
 class Prepared:
-    """One of them, in memory while it is small. A stream that begins after ``before`` has all of it. ``left_out`` are
-    tables that were not captured when it changed them. ``end`` is that of its XA COMMIT or XA ROLLBACK."""
+    """One prepared transaction, in memory while it is small. A stream that starts after ``before`` reads all of it.
+    ``left_out`` are tables that were not captured when it changed them. ``end`` is the end of its XA COMMIT or XA
+    ROLLBACK."""
 
     before: Gtid
     width: int = 0
@@ -42,7 +43,7 @@ class Prepared:
         self._schemas.append(rows.schema)
 
     def rows(self, transaction: int, base: int) -> Iterator[Rows]:
-        """As rows of the piece that has the end: ``base`` is its width before them."""
+        """Its rows as part of the piece with its XA COMMIT. ``base`` is the width of the piece before them."""
         for schema, part in zip(self._schemas, self._parts, strict=True):
             *columns, operations, order = part.columns
             indices = np.full(len(part), transaction, np.int32)
@@ -51,7 +52,7 @@ class Prepared:
 
 
 class PreparedTransactions:
-    """Those of a pipeline. Belongs to the stream's thread, and outlives streams."""
+    """The prepared transactions of a pipeline. Belongs to the stream's thread, and outlives streams."""
 
     def __init__(self) -> None:
         self.open: dict[Xid, Prepared] = {}
@@ -59,8 +60,8 @@ class PreparedTransactions:
         self._begin: Gtid | None = None
 
     def start(self, begin: Gtid | None) -> None:
-        """A stream starts. After ``begin``, it has those that were open again; until it has ``caught_up``, they are not
-        known."""
+        """A stream starts. If it starts early, at ``begin``, it reads the open transactions again; they are not known
+        until it has ``caught_up``."""
         self.open, self._ended, self._begin = {}, [], begin
 
     def caught_up(self) -> None:
@@ -72,7 +73,7 @@ class PreparedTransactions:
             self._ended.append(found)
 
     def oldest(self, position: Gtid) -> Gtid:
-        """Where a stream must begin that goes on after ``position``: before what was open there."""
+        """Where a stream must start to go on after ``position``: before the transactions that were open there."""
         self._ended = [one for one in self._ended if one.end is None or not one.end <= position]
         begins = [one.before for one in (*self.open.values(), *self._ended)]
         return min([position, *begins, *([] if self._begin is None else [self._begin])])

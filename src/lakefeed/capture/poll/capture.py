@@ -1,16 +1,16 @@
-"""Polling: the ChangeCapture of any database that can be asked with SELECT.
+"""Polling: the ChangeCapture of any database that answers SELECT.
 
 Guarantees and limits, beyond the contract of ChangeCapture:
-- Nothing is created in the source and nothing is written to it. Positions are watermarks: for each table the time and
-  the key of the last row that nothing can come before any more.
+- Polling creates nothing in the source and writes nothing to it. Positions are watermarks: for each table, the time and
+  the key of the last row before which nothing can appear any more.
 - A row is delivered as a poll finds it. What happened to it between two polls is not seen, nor are deletes, unless the
   table's rule says how to find them (SoftDelete, FullDiff).
 - A row is delivered once; after a restart, rows that were not settled yet (the safety lag) are delivered again.
 - A change set is one cycle over all tables, not a transaction: ``capabilities.transactions`` is False.
 - A change that does not move ``updated_at`` forward is not seen. FullDiff with ``compare_rows`` finds it.
-- The resume point is the ``store``. Without a durable one it is the position that ``live`` is given.
+- The resume point is in the ``store``. Without a durable store it is the position that ``live`` is given.
 - Threads: the stream (``live``, ``confirm``) has connections of its own, and so have ``discover``, ``prepare``,
-  ``snapshot`` and ``keys``: they never wait for a poll, and the next cycle takes in what they prepared. ``_lock``
+  ``snapshot`` and ``keys``: they never wait for a poll, and the next cycle picks up what they prepared. ``_lock``
   guards what both sides write: the confirmed watermark and the wanted tables."""
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError
 from lakefeed.storage.base import Storage
 
 BUSY_SECONDS = 5.0
-"""How long a drain goes on with a source that always has more, at least."""
+"""How long, at least, a drain continues with a source that always has more."""
 
 
 class Polling(ChangeCapture):
     """One database, one pipeline. ``rules`` are by table pattern; see ``TableRule`` and ``TableSelection``.
-    ``differences`` is the directory where full comparisons leave what they found (see ``differences``). A pipeline
-    says where, by ``keep_state``."""
+    ``differences`` is the directory where full comparisons leave what they found (see ``differences``). A pipeline sets
+    it by ``keep_state``."""
 
     kind = Watermark.kind
 
@@ -149,7 +149,7 @@ class Polling(ChangeCapture):
             for table in tables:
                 polled = self._described(session, table)
                 if table not in stream.known and polled.source.misfits:
-                    # A new table is read through first: no poll would ever find its old values.
+                    # A new table is scanned first: polls would never find its old values.
                     mixed = TableReads(polled, session).mixed_columns() - polled.ordering
                     polled = self._selection.table(polled.source, mixed=mixed)
                 refuse_timeless(session, polled)
@@ -185,9 +185,9 @@ class Polling(ChangeCapture):
             return SnapshotPlan(polled.schema, *plan_chunks(session, whole, chunk_rows))
 
     def keep_state(self, state: Storage) -> None:
-        """Differences, and the watermarks, which stand in for the journal's first position: they are older.
+        """Keeps differences there, and watermarks, which are older than the journal's first position.
 
-        Differences need a directory: in an object store there is none, and no full comparison either.
+        Differences need a directory: with an object store there is none, and so no full comparison either.
         """
         if state.directory is not None:
             self._stream.differences = state.directory / "differences"
@@ -227,10 +227,10 @@ class Polling(ChangeCapture):
         return self._change_sets(wait_seconds)
 
     def _change_sets(self, wait_seconds: float) -> Iterator[ChangeSet]:
-        """What the next cycle finds; a heartbeat if it finds nothing in time; the end once the capture is closed.
-        Without a wait, a heartbeat means that a poll of each table that began after the last heartbeat (or ``live``)
-        has read it to its end: a slow one is waited for. Where every cycle finds something, because the tables are
-        written to all the time, the heartbeat comes once that is so and some seconds have passed."""
+        """What the next cycle finds; a heartbeat if it finds nothing in time; ends once the capture is closed. Without
+        a wait, a heartbeat means that polls which began after the last heartbeat (or ``live``) have read each table to
+        its end, slow ones included. If every cycle finds something, because the tables are written to all the time, the
+        heartbeat comes once that is so and some seconds have passed."""
         stream, pace, began = self._stream, self._pace, time.monotonic()
         until = began + wait_seconds
         while not self._closed.is_set():
@@ -241,11 +241,11 @@ class Polling(ChangeCapture):
             if (not is_enough) if wait_seconds == 0 else time.monotonic() >= due_at:
                 try:
                     change_set = stream.cut()
-                except Exception:  # closed in the middle: a session, the threads or a poll is gone
+                except Exception:  # closed in the meantime: a session, the threads or a poll is gone
                     if not self._closed.is_set():
                         raise
                 if self._closed.is_set():
-                    return  # what was interrupted by that says nothing of the source
+                    return  # an interrupted cycle says nothing about the source
                 self._polled_at = time.monotonic() if change_set is None else 0.0
             if change_set is not None:
                 yield change_set
@@ -267,12 +267,12 @@ class Polling(ChangeCapture):
                 later = {t: mark for t, mark in moved if t not in known or mark.compare(known[t]) != -1}
                 confirmed = self._save(later) if later else Watermark.of(known)
         except BaseException:
-            self._seek(self._confirmed or Watermark())  # what is not saved is read again
+            self._seek(self._confirmed or Watermark())  # read again what was not saved
             raise
         self._stream.forget(confirmed)
 
     def lag(self) -> Lag:
-        """How old the oldest row is that has not been read, over all tables."""
+        """The age of the oldest row that has not been read, over all tables."""
         with closing(self._dialect.connect()) as session:
             now, oldest = session.horizon().now_us, []
             for poller in list(self._stream.pollers.values()):
@@ -292,8 +292,9 @@ class Polling(ChangeCapture):
         return removed
 
     def _seek(self, start: Watermark) -> None:
-        """Tables that the position has, that were prepared, or that the flow expects; without any, all there are. One
-        without a mark goes on from where it was prepared, else it is read from its beginning."""
+        """Start with the tables that the position has, that were prepared, or that the flow expects; if there are none,
+        with all. A table without a mark in the position continues from where it was prepared, or is read from its
+        start."""
         connections = opened(self._connections)
         with connections.use() as session:
             chosen = self._selection.polled(session, self._stream.known).keys()
@@ -307,23 +308,23 @@ class Polling(ChangeCapture):
             self._stream.close()
 
     def _marks(self) -> dict[str, Mark]:
-        """The confirmed ones."""
+        """The confirmed marks."""
         return dict(self._confirmed.marks) if self._confirmed is not None else {}
 
     def _save(self, marks: Mapping[str, Mark]) -> Watermark:
-        """Under the lock. A store of no tables still gets the identity. Returns what is confirmed."""
+        """Call under the lock. Saves the identity even without tables. Returns what is confirmed."""
         self._store.save(opened(self._connections).identity or "", marks)
         self._confirmed = Watermark.of({**self._marks(), **marks})
         return self._confirmed
 
     def _plan(self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False) -> SnapshotPlan:
-        """The chunks of a table, or of its keys alone."""
+        """The chunks of a table, or only of its keys."""
         whole = self._chunk(session, polled)
         chunks, rows = plan_chunks(session, replace(whole, names=polled.key) if keys_only else whole, chunk_rows)
         return SnapshotPlan(polled.schema, chunks, rows)
 
     def _chunk(self, session: Session, polled: PolledTable) -> PolledChunk:
-        """The whole table."""
+        """One chunk with the whole table."""
         return PolledChunk(
             self._dialect, polled.source, polled.schema,
             names=tuple(name for name in polled.read_names if name not in polled.unread),
@@ -346,13 +347,13 @@ class PolledChunk(TableChunk):
         return PolledChunkReader(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the dialect and the rule, which the configuration has."""
+        """Everything but the dialect and the rule, which come from the configuration."""
         return {**super().to_json(), "position": self.position.text()}
 
 
 class PolledChunkReader(TableChunkReader):
-    """An open chunk; see ``ChunkReader``. It says the time of the newest row that it has read: up to there its rows may
-    be newer than those of other chunks."""
+    """An open chunk; see ``ChunkReader``. Its ``high`` has the time of the newest row that it has read: up to there its
+    rows may be newer than those of other chunks."""
 
     _chunk: PolledChunk
     _newest = Mark.start().instant_us
@@ -360,7 +361,7 @@ class PolledChunkReader(TableChunkReader):
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         chunk, own = self._chunk, self._chunk.schema.arrow
         for batch in super().__iter__():
-            if chunk.names == chunk.schema.key:  # the keys alone say no time
+            if chunk.names == chunk.schema.key:  # keys alone have no time
                 yield batch
             else:
                 times = chunk.polled.times(batch, expect_order=False)
@@ -373,7 +374,7 @@ class PolledChunkReader(TableChunkReader):
 
     @property
     def high(self) -> Watermark:
-        """Once all rows are read."""
+        """Valid once all rows are read."""
         marks, name = dict(self.low.marks), str(self._chunk.table)
         before = marks.get(name, Mark.start())
         is_newer = self._newest > before.instant_us

@@ -1,6 +1,6 @@
-"""The section ``source`` of a configuration file: what every kind of source has, polling first of all. A source's own
-section derives from SourceConfig in ``capture/<source>/config.py`` and is named in ``capture.registry``. These modules
-import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver."""
+"""The section ``source`` of a configuration file: what all kinds of source have, and polling in particular. A source's
+own section derives from SourceConfig in ``capture/<source>/config.py`` and is listed in ``capture.registry``. These
+modules import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A section of a configuration file: unknown keys and values of another type are refused."""
+    """A section of a configuration file. Unknown keys and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, title=None)
 
@@ -45,7 +45,7 @@ class FullDiffConfig(Section):
 
 
 class PollRuleConfig(Section):
-    """How Lakefeed polls some tables. It finds what is not given here in the catalog; docs/polling.md."""
+    """How Lakefeed polls some tables. It finds in the catalog what is not given here; see docs/polling.md."""
 
     updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
     created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
@@ -65,9 +65,8 @@ class PollRuleConfig(Section):
 
 class SourceConfig(Section, ABC):
     """The database to read. ``kind`` and ``capture`` are Literals in a source's own section. ``template`` is the
-    section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set. ``only_for`` names,
-    for keys that not every way to capture has, those that do: elsewhere the key would have no effect, and its reader
-    would think that it has one."""
+    section as ``lakefeed init`` writes it, ``first_key`` the key in it that everybody must set. ``only_for`` lists, for
+    keys that some ways to capture do not have, those that do: elsewhere the key would have no effect, and mislead."""
 
     template: ClassVar[str]
     first_key: ClassVar[str]
@@ -87,51 +86,52 @@ class SourceConfig(Section, ABC):
 
     @abstractmethod
     def source(self) -> Source:
-        """What a pipeline binds, for the chosen ``capture``. Connects to nothing; ConfigError for what cannot work."""
+        """The Source that a pipeline binds, for the chosen ``capture``. Does not connect; ConfigError if it cannot
+        work."""
 
     def dialect(self) -> Dialect:
-        """How the database's SQL is written and its rows are read: for polling, and for what `verify` asks."""
+        """The dialect of the database: for polling, and for `lakefeed verify`."""
         raise ConfigError("this kind of source cannot be polled", remedy="Choose another source.capture.")
 
     def verify_reader(self, table: TableId) -> VerifyReader:
-        """The reader that ``lakefeed verify`` compares the lake with."""
+        """The reader of the source's rows for ``lakefeed verify``."""
         raise ConfigError(f"{table} cannot be verified: this kind of source has no reader for lakefeed verify")
 
     @property
     def database(self) -> str | None:
-        """What ``{database}`` in the name of a lake table stands for; it may have ``{schema}`` in it."""
+        """What ``{database}`` in the name of a lake table stands for; it may contain ``{schema}``."""
         return None
 
     def is_internal(self, table: TableId) -> bool:  # noqa: ARG002  # most catalogs do not list such tables
-        """Is it a table of the database system or of Lakefeed, which nobody expects in the lake?"""
+        """Whether it is a table of the database system or of Lakefeed, which nobody expects in the lake."""
         return False
 
     def scratch(self, directory: Path) -> AbstractContextManager[tuple[Self, Callable[[str], None]]]:  # noqa: ARG002
-        """The same section for a scratch database, in ``directory`` or a server of its own, with the source's tables
-        and none of its rows, and what runs a script there. ConfigError where there is no such thing."""
+        """The same section for a scratch database, in ``directory`` or on a server of its own, with the source's tables
+        but no rows; and a function that runs a script there. ConfigError if this kind of source has none."""
         raise ConfigError(
-            f"a migration of {self.kind} cannot be tried: Lakefeed makes scratch databases of SQLite and PostgreSQL",
-            remedy="Restore the schema into a test database (pg_dump --schema-only, mysqldump --no-data), follow that "
+            f"a migration of {self.kind} cannot be tried: Lakefeed has scratch databases only of SQLite and PostgreSQL",
+            remedy="Restore the schema into a test database (pg_dump --schema-only, mysqldump --no-data), capture that "
             "with a configuration of its own, run the migration there, and then lakefeed sync.",
         )
 
     def findings(self) -> tuple[Finding, ...]:
-        """What `lakefeed check` reports beyond ``ChangeCapture.check``. Changes nothing."""
+        """Findings of `lakefeed check` beyond ``ChangeCapture.check``. Changes nothing."""
         return ()
 
     def place(self) -> str:
-        """Which database it is, for people and for lineage: a host and a name, or a file. Never a user or a secret."""
+        """Which database it is, for people and for lineage: host and name, or a file. Never a user or a secret."""
         return ""
 
     def beside(self, directory: Path) -> Self:  # noqa: ARG002  # a section without paths has nothing to change
-        """The same with relative paths made absolute: they belong to the configuration file's ``directory``."""
+        """The section with relative paths made absolute, from the ``directory`` of the configuration file."""
         return self
 
     def require_fitting_keys(self) -> None:
         """ConfigError for a key that the chosen ``capture`` does not have."""
         for key, captures in self.only_for.items():
             if key in self.model_fields_set and self.capture not in captures:
-                problem = f"source.{key} is for capture: {captures[0]}, and capture is {self.capture}"
+                problem = f"source.{key} is for capture: {captures[0]}, but capture is {self.capture}"
                 raise ConfigError(problem, remedy=f"Set source.capture: {captures[0]}, or remove {key}.")
 
     def polling(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Which tables are polled, and how: rules checked against the catalog, and what ``lakefeed check`` says of them."""
+"""Which tables are polled, and how: rules checked against the catalog, and what ``lakefeed check`` reports about
+them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _FUTURE_US = 60_000_000
 
 
 class TableSelection:
-    """Of several rules that match a table, one that names it wins, then the first."""
+    """If several rules match a table, one that names it wins, then the first."""
 
     def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
         self._dialect, self._choices = dialect, NOTHING_CHOSEN
@@ -51,13 +52,13 @@ class TableSelection:
         return self._rules[best[0]] if best else TableRule()
 
     def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
-        """How a table is polled by its rule. ConfigError, naming table and column, for whatever is not in the catalog.
-        ``known`` is what it was delivered with last: a column that was text there, although its declared type was
-        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types."""
+        """How a table is polled by its rule. ConfigError, naming table and column, for whatever the catalog lacks.
+        ``known`` is the schema it was delivered with last: a column that was text there, although it was and is
+        declared otherwise, stays text. So do ``mixed`` columns, which hold values of several types."""
         table, rule = source.id, self.rule(source.id)
         soft = rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
         for name in given(*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
-            source.schema.column(name)  # ConfigError with the table, the column and those that there are
+            source.schema.column(name)  # raises ConfigError with the table, the column and the existing ones
         key = tuple(rule.key) or source.schema.key
         if not key:
             remedy = f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}."
@@ -68,13 +69,13 @@ class TableSelection:
         created_at = rule.created_at or _guessed(source, CREATED)
         if updated_at is None:
             remedy = f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}."
-            raise ConfigError(f"table {table}: no column is unmistakably the time of the last update", remedy=remedy)
+            raise ConfigError(f"table {table}: no single column looks like the time of the last update", remedy=remedy)
         for name in given(updated_at, rule.created_at):
             if not is_stamp(kind := source.schema.column(name).type):
                 must = "it must be a timestamp, an ISO 8601 text or a whole number since 1970"
-                raise ConfigError(f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; {must}")
+                raise ConfigError(f"table {table}: the column '{name}' ({kind}) cannot tell when a row changed; {must}")
         if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
-            raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
+            raise ConfigError(f"table {table}: null_updated_at is created_at, but there is no created_at column")
 
         declared = {column.name: column for column in source.schema.columns}
         before = [column for column in known.columns if pa.types.is_string(column.type)] if known is not None else []
@@ -94,15 +95,15 @@ class TableSelection:
         for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
             kind = declared[other or updated_at].type
             if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
-                need = f"and must be stored as '{updated_at}' ({stamp}) is"
+                need = f"and must be stored like '{updated_at}' ({stamp})"
                 raise ConfigError(f"table {table}: the column '{other}' ({kind}) {why}, {need}")
         choice, needed = self._choices.of(table), {*made.mark_names, made.soft_flag}
         unread = (name for name in schema.names if not choice.takes(name) and name not in needed)
         return replace(made, unread=frozenset(unread))
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
-        """Those that can be polled. One that only a wildcard matches and that cannot be is left out. So is one of the
-        ``known``, which were polled before: a notice blocks it, and it must not hold up the others."""
+        """The tables that can be polled. One that cannot be polled is left out if only a wildcard matches it, or if it
+        is one of the ``known``, which were polled before: a notice blocks it, and it must not hold up the others."""
         found = self._examine(session)
         for table, error in found.items():
             if isinstance(error, ConfigError):
@@ -114,7 +115,7 @@ class TableSelection:
         return {table: polled for table, polled in found.items() if isinstance(polled, PolledTable)}
 
     def check(self) -> tuple[Finding, ...]:
-        """All findings. A database that cannot be reached is an error and not a finding."""
+        """All findings. An unreachable database raises an error."""
         with closing(self._dialect.connect()) as session:
             try:
                 examined = self._examine(session)
@@ -127,13 +128,13 @@ class TableSelection:
                 elif self._is_named(table):
                     problems = [(Level.ERROR, polled.message, polled.remedy)]
                 else:
-                    problems = [(Level.WARNING, f"is left out: {polled.message}", polled.remedy)]
+                    problems = [(Level.WARNING, f"left out: {polled.message}", polled.remedy)]
                 found += [Finding(level=one, problem=what, remedy=how, table=table) for one, what, how in problems]
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
-        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be. ConfigError for
-        a pattern, or a rule, that matches no table and never did."""
+        """The tables that the patterns match, checked against the catalog: how each is polled, or why it cannot be.
+        ConfigError for a pattern or a rule that matches no table and never did."""
         there = session.tables()
         for table, refusal in there.items():
             for pattern in (*self._patterns.matching(table), *self._rule_patterns.matching(table)):
@@ -143,7 +144,7 @@ class TableSelection:
         self._seen |= set(chosen)
         used = {pattern for table in self._seen for pattern in self._rule_patterns.matching(table)}
         for pattern in (one for one in self._rules if one not in used):
-            raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
+            raise ConfigError(f"rules: '{pattern}' matches none of the polled tables")
         found: dict[TableId, PolledTable | ConfigError] = {}
         for table, source in session.describe(chosen).items():
             try:
@@ -153,17 +154,17 @@ class TableSelection:
         return found
 
     def _problems(self, session: Session, table: PolledTable) -> Iterator[tuple[Level, str, str]]:
-        """What stands in the way of one table, what was guessed, and what polling cannot see."""
+        """What prevents polling one table, what was guessed, and what polling cannot see."""
         name, updated_at, kind = table.id, table.updated_at, table.column(table.updated_at).type
         reads = TableReads(table, session)
         if table.rule.updated_at is None:
-            problem = f"'{updated_at}' is taken for the time of the last update, by its name"
-            yield Level.WARNING, problem, f"Say so: rules: {{{name}: {{updated_at: {updated_at}}}}}."
+            problem = f"'{updated_at}' is taken for the time of the last update because of its name"
+            yield Level.WARNING, problem, f"Confirm it: rules: {{{name}: {{updated_at: {updated_at}}}}}."
         if table.rule.deletes is None:
             problem = "deleted rows stay in the lake: polling does not see deletes"
             yield Level.WARNING, problem, f"Set deletes in the rule of {name}: a soft_delete column, or full_diff."
         if isinstance(kind, pa.TimestampType) and kind.tz is None:
-            problem = f"'{updated_at}' has no time zone and is taken for UTC; late commits are missed if it is not"
+            problem = f"'{updated_at}' has no time zone and is taken for UTC; if it is not, late commits are missed"
             yield Level.WARNING, problem, f"Write it in UTC, or make '{updated_at}' a timestamp with time zone."
         for _, problem, _ in refused_names(table.schema.names):
             yield Level.ERROR, problem, "Rename it, or leave it out: columns."
@@ -186,16 +187,16 @@ class TableSelection:
             yield Level.ERROR, error.message.removeprefix(f"{name}: "), error.remedy
 
     def _is_named(self, table: TableId) -> bool:
-        """Written down on purpose, so that what is wrong with it is an error and not a reason to leave it out."""
+        """Whether the user named it on purpose, so that a problem is an error and not a reason to leave it out."""
         return bool(self._rule_patterns.matching(table)) or any(map(is_literal, self._patterns.matching(table)))
 
 
 def _guessed(source: DescribedTable, names: set[str]) -> str | None:
-    """The one column that has such a name and can be a time; None if there is none, or more than one."""
+    """The only column that has such a name and can be a time; None if there is none, or more than one."""
     found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
     return found[0] if len(found) == 1 else None
 
 
 def is_stamp(kind: pa.DataType) -> bool:
-    """Whether a column of this type can say when a row changed. A date cannot: it is the same all day long."""
+    """Whether a column of this type can tell when a row changed. A date cannot: it stays the same all day."""
     return pa.types.is_timestamp(kind) or pa.types.is_string(kind) or pa.types.is_int64(kind)

@@ -1,5 +1,6 @@
-"""What a user writes to follow a database with nothing but SELECT: the source, and how its tables are polled. All has a
-default; the catalog fills in what is left out. Nothing here imports Arrow or a driver before ``bind``."""
+"""What a user writes to capture a database with nothing but SELECT: the source, and how its tables are polled.
+Everything has a default; the catalog supplies what is left out. Nothing here imports Arrow or a driver before
+``bind``."""
 
 from __future__ import annotations
 
@@ -19,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class NullPolicy(StrEnum):
-    """What happens to rows whose ``updated_at`` is NULL: no comparison ever finds them."""
+    """What happens to rows whose ``updated_at`` is NULL, which no comparison ever finds."""
 
-    STOP = "stop"  # the table stops and says how many there are
-    CREATED_AT = "created_at"  # it stands in, as in applications that set updated_at with the first update only
-    IGNORE = "ignore"  # they are copied, but their changes are not followed; check says how many there are
+    STOP = "stop"  # the table stops, with an error that says how many there are
+    CREATED_AT = "created_at"  # created_at is used, for applications that set updated_at only with the first update
+    IGNORE = "ignore"  # they are copied, but their changes are not captured; check says how many there are
 
 
 @dataclass(frozen=True, slots=True)
 class SoftDelete:
-    """Rows are deleted by a mark in ``column``: a time (deleted if not NULL), a boolean or a number (if true)."""
+    """Rows are deleted by a mark in ``column``: a time (deleted if not NULL), or a boolean or number (if true)."""
 
     column: str
 
 
 @dataclass(frozen=True, slots=True)
 class FullDiff:
-    """Deleted rows are found by comparing all keys with the lake's, on Spark, every ``every_seconds``.
-    ``max_deleted_share`` of the lake's rows may be found missing at once; more is refused, since a source that lost its
-    rows looks the same. With ``compare_rows`` whole rows are compared, which also finds changes that left
-    ``updated_at`` as it was, and rows that the lake lacks."""
+    """Lakefeed finds deleted rows by comparing all keys with the lake's, on Spark, every ``every_seconds``. At most
+    ``max_deleted_share`` of the lake's rows may be missing at once; more is refused, because a source that lost its
+    rows looks the same. With ``compare_rows`` it compares whole rows, which also finds changes that left ``updated_at``
+    alone, and rows that the lake lacks."""
 
     _: KW_ONLY
     every_seconds: float = 86_400.0
@@ -55,11 +56,11 @@ class FullDiff:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
     """How one table is polled. ``updated_at``, ``created_at`` and ``key`` name columns; None and () mean: find them.
-    ``columns`` are those to deliver; () means all. The key is always delivered; the columns that polling itself needs
-    are always read. ``where`` is an SQL condition on every read of the table. ``batch_rows`` is how many rows one poll
-    reads at most. ``safety_lag_seconds`` is how long after its time stamp a row may become visible without being
-    missed; it must be longer than the stamp's own resolution (one second for SQLite's CURRENT_TIMESTAMP). Rows are
-    delivered at once all the same, and read again until the lag is over."""
+    ``columns`` are those to deliver; () means all. The key is always delivered, and the columns that polling needs are
+    always read. ``where`` is an SQL condition on every read of the table. ``batch_rows`` is the maximum number of rows
+    that one query reads. ``safety_lag_seconds`` is how long after its time stamp a row may become visible without being
+    missed; it must exceed the resolution of the stamp (one second for SQLite's CURRENT_TIMESTAMP). Rows are delivered
+    at once all the same, and read again until the lag has passed."""
 
     created_at: str | None = None
     updated_at: str | None = None
@@ -86,8 +87,8 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """``poll_seconds`` lie between two cycles that find nothing. ``parallel`` tables are read at a time. A table that
-    takes longer than ``patience_seconds`` is not waited for: the others go on without it."""
+    """``poll_seconds`` is the pause after a cycle that found nothing. ``parallel`` tables are read at a time. A table
+    that takes longer than ``patience_seconds`` does not hold up the others."""
 
     poll_seconds: float = 1.0
     parallel: int = 4
@@ -96,7 +97,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class _PolledDatabase(ABC):
-    """``tables`` are glob patterns (see ``capture.select``), ``rules`` are by such patterns too."""
+    """``tables`` are glob patterns (see ``capture.select``); ``rules`` are by such patterns, too."""
 
     tables: Sequence[str] = ("*",)
     rules: Mapping[str, TableRule] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class _PolledDatabase(ABC):
 
 @dataclass(frozen=True)
 class PollingSource(_PolledDatabase):
-    """Any database, by its connector."""
+    """Any database that has a Dialect."""
 
     connector: Dialect
 
@@ -141,14 +142,14 @@ class SqlitePolling(_PolledDatabase):
     def _dialect(self) -> Dialect:
         from lakefeed.capture.sqlite.dialect import SqliteDialect
 
-        path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
+        path = str(Path(self.path).absolute())  # other processes, which read chunks, may have another directory
         return SqliteDialect(path, self.busy_timeout_seconds, self.immutable)
 
 
 @dataclass(frozen=True)
 class PostgresPolling(_PolledDatabase):
-    """A PostgreSQL database or replica, for a role that may SELECT. ``dsn`` is a libpq connection string or URI and is
-    not shown by ``repr``. ``text_columns`` are patterns over ``schema.table.column``: those columns are kept as
+    """A PostgreSQL database or replica, for a role that may SELECT. ``dsn`` is a libpq connection string or URI, which
+    ``repr`` does not show. ``text_columns`` are patterns over ``schema.table.column``: these columns are kept as
     PostgreSQL prints them."""
 
     dsn: str = field(repr=False)

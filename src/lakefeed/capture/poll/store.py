@@ -1,4 +1,4 @@
-"""Where an embedder's polling keeps its watermarks, one for each table. A pipeline needs none: its journal has them."""
+"""Where an embedder's polling keeps its watermarks, one per table. A pipeline needs no store: its journal has them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lakefeed.storage.local import LocalStorage
 
 _FORMAT = 1
 _ABANDONED_SECONDS = 3600.0
-"""A younger temporary file may be another process's, which writes now."""
+"""A younger temporary file may belong to another process that is writing it now."""
 
 
 class WatermarkStore(Protocol):
-    """What ``save`` returned from is what ``load`` gives, also in another process where the store is durable; saving
-    one table leaves the others as they are. A store that cannot be read is an error and never "nothing was saved": the
-    difference is a whole table. Tables go by name, ``schema.table``. One writer. Errors are CheckpointErrors, or
-    those of a full disk or a store that is away, which are retried."""
+    """Once ``save`` has returned, ``load`` returns what was saved, in another process too if the store is durable.
+    Saving one table leaves the others as they are. A store that cannot be read is an error and never "nothing was
+    saved": that would cost reading the whole table again. Tables are named ``schema.table``. One writer. Errors are
+    CheckpointErrors, or those of a full disk or an unavailable store, which are retried."""
 
     def identity(self) -> str | None:
-        """Names the database that the watermarks belong to; None if nothing was saved."""
+        """Identifies the database that the watermarks belong to; None if nothing was saved."""
 
     def tables(self) -> tuple[str, ...]:
         """The tables that have a watermark."""
@@ -34,7 +34,7 @@ class WatermarkStore(Protocol):
         """The watermark of one table; None if it has none."""
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
-        """The new watermarks of some tables, all or none of them."""
+        """Save new watermarks of some tables: all of them or none."""
 
     def remove(self) -> tuple[str, ...]:
         """Forget everything. Returns the names of what was removed."""
@@ -69,7 +69,7 @@ class FileWatermarkStore(MemoryWatermarkStore):
     """A JSON file with a checksum, replaced as a whole (see ``storage.base``)."""
 
     def __init__(self, path: str | os.PathLike[str], storage: Storage | None = None) -> None:
-        """CheckpointDamagedError for a file that is there and cannot be used: at the start, not at the third poll.
+        """CheckpointDamagedError for an existing file that cannot be used: at the start, not at the third poll.
 
         With a ``storage``, ``path`` is a name in it.
         """

@@ -1,10 +1,10 @@
-"""PollStream: one cycle after another over all tables, each a change set if it found anything.
+"""PollStream: one cycle after another over all tables; each is a change set if it found anything.
 
 Steps of one cycle:
-  1. the catalog: tables that were prepared since, definitions that changed, tables that are gone
-  2. the horizon, before any row is read
-  3. every table that is not still being read is polled, several at a time, each on a connection of its own
-  4. what has ended within the patience becomes one change set; a slow table's rows are in a later one"""
+  1. read the catalog: tables prepared since, changed definitions, dropped tables
+  2. read the horizon, before any row
+  3. poll every table that is not still being read, several at a time, each on a connection of its own
+  4. what has finished within the patience becomes one change set; the rows of a slow table are in a later one"""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _CLOSE_SECONDS = 2.0
 
 
 class Connections:
-    """Sessions to one database, kept for the next use. Any thread may use one, several at a time. All lead to the
-    database ``identity``, by default the one that the first session finds: behind one name there may be another one
-    later. ``start`` has ``parallel`` threads."""
+    """Sessions to one database, kept for the next use. Any thread may use them, several at a time. All lead to the
+    database ``identity``, by default the one that the first session finds: the same name may lead to another one later.
+    ``start`` runs work in ``parallel`` threads."""
 
     def __init__(self, dialect: Dialect, identity: str | None = None, parallel: int = 1) -> None:
         self._dialect = dialect
@@ -53,21 +53,21 @@ class Connections:
 
     @contextmanager
     def use(self, *, fresh: bool = False) -> Iterator[Session]:
-        """One that nobody else uses meanwhile; a ``fresh`` one is not kept. StateError once all are closed. As long as
-        all others are fresh, the one that is not is always the same: a session may remember (``horizon``)."""
+        """A session that nobody else uses meanwhile; a ``fresh`` one is not kept. StateError once all are closed. While
+        all others are fresh, the one that is not is always the same, so that a session may remember (``horizon``)."""
         with self._changed:
             idle = self._idle.pop() if self._idle and not fresh else None
         session = idle or self._dialect.connect()
         with self._changed:
             self._used.add(session)
-        is_usable = False  # after an error it may be in the middle of anything
+        is_usable = False  # after an error it may be in any state
         try:
             if self._is_closed:
                 raise StateError("the capture was closed", remedy="Call open first.")
             if idle is None:
                 found = session.identity()
                 if self.identity not in (None, found):
-                    raise SourceChangedError(f"{found} answers now, and not {self.identity}, which was opened")
+                    raise SourceChangedError(f"the database is now {found}, not {self.identity}, which was opened")
                 self.identity = found
             yield session
             is_usable = True
@@ -83,7 +83,7 @@ class Connections:
                     session.close()
 
     def start(self, work: Callable[[Session], T]) -> Future[T]:
-        """Do ``work`` in another thread, with a session."""
+        """Run ``work`` in another thread, with a session."""
 
         def do() -> T:
             with self.use() as session:
@@ -92,18 +92,18 @@ class Connections:
         return self._threads.submit(do)
 
     def close(self) -> None:
-        """End what runs on them; what waits for a thread ends with StateError. Returns within seconds, also if a server
-        answers nothing any more."""
+        """End what runs on them; work that waits for a thread ends with StateError. Returns within seconds, even if the
+        server no longer answers."""
         self._threads.shutdown(wait=False)
         with self._changed:
             self._is_closed = True
             idle, self._idle, used = self._idle, [], list(self._used)
 
         def cancel(session: Session) -> None:
-            with suppress(Exception):  # it is being closed: what it says of that does not matter
+            with suppress(Exception):  # it is being closed, so its errors do not matter
                 session.cancel()
 
-        for session in used:  # each beside the others: one that hangs keeps nobody waiting
+        for session in used:  # concurrently, so that one that hangs does not hold up the others
             threading.Thread(target=cancel, args=[session], daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: not self._used, 2 * _CLOSE_SECONDS)
@@ -124,7 +124,7 @@ class _Cycle:
 
 
 class _Poll(NamedTuple):
-    """A poll that was started and not gathered."""
+    """A poll that was started and not collected yet."""
 
     poller: TablePoller
     result: Future[PollResult]
@@ -133,10 +133,10 @@ class _Poll(NamedTuple):
 
 class PollStream:
     """Belongs to the stream's thread, except for ``arrived``, ``close``, and reading ``pollers``: any thread.
-    ``position`` is the last change set's end. ``arrived`` are tables that were prepared: the next cycle takes them in,
-    unless they are polled already and not stale. ``known`` are the schemas that tables were delivered with last.
-    ``stale``: tables that go on from a new mark once they are prepared again, because changes were missed or they were
-    stopped. One whose definition changed is not among them: a lake table may go on without a copy."""
+    ``position`` is the end of the last change set. ``arrived`` are tables that were prepared: the next cycle adds them,
+    unless they are polled already and not stale. ``known`` are the schemas that tables were last delivered with.
+    ``stale`` are tables that continue from a new mark once they are prepared again, because changes were missed or they
+    were stopped. A table whose definition changed is not among them: its lake table may go on without a copy."""
 
     def __init__(self, dialect: Dialect, selection: TableSelection, differences: Path | None, pace: Pace) -> None:
         self._dialect = dialect
@@ -160,7 +160,7 @@ class PollStream:
         self._dialect = dialect
 
     def seek(self, catalog: Connections, position: Watermark, tables: dict[TableId, Mark]) -> None:
-        """Go on after ``position`` with ``tables``, each from its mark on."""
+        """Continue after ``position`` with ``tables``, each from its mark."""
         self.close()
         self._catalog, self._readers = catalog, Connections(self._dialect, catalog.identity, self._pace.parallel)
         self.position = position
@@ -171,17 +171,17 @@ class PollStream:
                 self._add(source, tables[table])
 
     def begin_round(self) -> None:
-        """From here on ``is_read`` means: a poll that began after this call has read each table to its end."""
+        """From here on ``is_read`` means: polls that began after this call have read each table to its end."""
         self._round += 1
         self._unread, self._catalog_read_at = None, 0.0
 
     @property
     def is_read(self) -> bool:
-        """See ``begin_round``. A blocked table has no end to be read to."""
+        """See ``begin_round``. Blocked tables are not read to their end, and do not count."""
         return self._unread is not None and not self._unread & (self.pollers.keys() - self._blocked)
 
     def cut(self) -> ChangeSet | None:
-        """One cycle. None: nothing has changed, and nothing has moved."""
+        """One cycle. None if nothing changed and no mark moved."""
         catalog, readers, cycle = opened(self._catalog), opened(self._readers), _Cycle()
         with catalog.use() as session:
             self._read_catalog(session, cycle)  # 1
@@ -196,7 +196,7 @@ class PollStream:
         for table, poll in list(self._polls.items()):  # 4
             if poll.result.done():
                 del self._polls[table]
-                if self.pollers.get(table) is poll.poller:  # neither dropped nor begun again while it was read
+                if self.pollers.get(table) is poll.poller:  # neither dropped nor restarted while it was read
                     self._take(catalog, table, poll, cycle)
         start, end = self.position, Watermark.of({**dict(self.position.marks), **cycle.marks})
         rows = sum(len(events.times) for events in cycle.events)
@@ -207,24 +207,24 @@ class PollStream:
         return ChangeSet(start, end, batches, rows, tuple(cycle.schemas), tuple(cycle.notices))
 
     def forget(self, confirmed: Watermark) -> None:
-        """Differences up to ``confirmed`` are durable elsewhere."""
+        """Remove differences up to ``confirmed``: they are durable elsewhere."""
         marks = dict(confirmed.marks)
         for table, poller in self.pollers.items():
             if poller.differences is not None and (mark := marks.get(mark_name(table))) is not None:
                 poller.differences.forget(mark)
 
     def close(self) -> None:
-        """Any thread. Polls under way end with an error."""
+        """Any thread. Running polls end with an error."""
         readers, self._readers = self._readers, None
         if readers is not None:
             readers.close()
 
     def _add(self, source: DescribedTable, mark: Mark) -> None:
-        """Poll a table, from ``mark`` on, as it was delivered last or as it is now."""
+        """Poll a table from ``mark`` on, with the schema it was last delivered with, or its current one."""
         table = self._selection.table(source, self.known.get(source.id))
         self.known.setdefault(source.id, table.schema)
         if mark.key and len(mark.key) != len(table.key):
-            mark = Mark.start(mark.era + 1)  # the table was created again with another key while no process ran
+            mark = Mark.start(mark.era + 1)  # the table was re-created with another key while no process ran
         compared = dict(self.position.marks).get(mark_name(source.id))
         self.pollers[source.id] = TablePoller(table, self.differences, mark, compared)
         self._blocked.discard(source.id)
@@ -260,7 +260,7 @@ class PollStream:
                     self._reshape(poller, notice, cycle)
 
     def _take(self, catalog: Connections, table: TableId, poll: _Poll, cycle: _Cycle) -> None:
-        """The result of one poll. The table's own error stops that table; the database's is the caller's."""
+        """Collect the result of one poll. A table's own error stops that table; the database's goes to the caller."""
         poller = poll.poller
         try:
             result = poll.result.result()
@@ -278,7 +278,7 @@ class PollStream:
                 is_same = session.describe([table]).get(table) == old.source
             if is_same:
                 self._block(table, error, cycle)
-            else:  # its definition changed under the query: the next cycle follows that first
+            else:  # its definition changed under the query: the next cycle adapts to that first
                 self._catalog_read_at = 0.0
             return
         cycle.marks[str(table)] = poller.mark

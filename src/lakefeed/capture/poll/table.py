@@ -1,8 +1,8 @@
 # ruff: noqa: S608 (names in SQL are quoted by the dialect; values are bound by it)
-"""PolledTable: a table and how it is polled, every name checked against the catalog; its times; and its SQL.
+"""PolledTable: a table and how it is polled, with every name checked against the catalog; its times; and its SQL.
 
-Text is ordered by the database as text, so all stamps of a column must be written in one form: ``PolledTable.times``
-finds out that they are not. All of the SQL is SELECT, for every database alike."""
+The database orders text as text, so all stamps of a column must have the same format: ``PolledTable.times`` finds out
+if they do not. All of the SQL is SELECT, the same for every database."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _ISO = (
 
 @dataclass(frozen=True, slots=True)
 class PolledTable:
-    """``schema`` is what is delivered. ``soft_time`` and ``soft_flag``: the column that marks deleted rows, by kind.
-    ``unread`` are columns that the lake does not take and polling does not need: they are never asked for, and NULL."""
+    """``schema`` is what is delivered. ``soft_time`` or ``soft_flag`` is the column that marks deleted rows. ``unread``
+    are columns that neither the lake nor polling needs: they are not selected, and are NULL."""
 
     dialect: Dialect
     source: DescribedTable
@@ -67,49 +67,50 @@ class PolledTable:
 
     @property
     def ordering(self) -> frozenset[str]:
-        """Columns that rows are put in order by, or that mark them deleted: their types are not open to change."""
+        """Columns that order rows or mark them deleted: their types cannot be changed."""
         return frozenset(given(*self.key, self.updated_at, self.soft_time, self.soft_flag))
 
     @property
     def stand_in(self) -> str | None:
-        """The column that stands in for an ``updated_at`` that is NULL."""
+        """The column that replaces an ``updated_at`` that is NULL."""
         return self.created_at if self.rule.null_updated_at is NullPolicy.CREATED_AT else None
 
     @property
     def read_names(self) -> tuple[str, ...]:
-        """What is read: the delivered columns first, then those that only polling needs."""
+        """The columns to read: the delivered ones first, then those that only polling needs."""
         return given(*self.schema.names, self.updated_at, self.created_at, self.soft_time, self.soft_flag)
 
     @property
     def mark_names(self) -> tuple[str, ...]:
-        """The columns that a mark is made of: times and key."""
+        """The columns that make up a mark: times and key."""
         return given(self.updated_at, self.created_at, self.soft_time, *self.key)
 
     def column(self, name: str) -> Column:
-        """A column of the table, delivered or not, with the type that it is read as."""
+        """A column of the table, delivered or not, with the type it is read as."""
         return self.schema.column(name) if name in self.schema.names else self.source.schema.column(name)
 
     def arrow(self, names: Iterable[str]) -> pa.Schema:
         return pa.schema([field_of(self.column(name), exact=name in self.ordering) for name in names])
 
     def times(self, rows: pa.RecordBatch, *, expect_order: bool = True) -> Instants:
-        """When each row changed last, in microseconds. TableStoppedError if the database's order is not the time's."""
+        """When each row last changed, in microseconds. TableStoppedError if the database's order is not that of
+        time."""
         found = self._instants(self._time_values(rows), self.updated_at)
         times: Instants = pc.fill_null(found, 0).to_numpy(zero_copy_only=False).astype(np.int64)
         if expect_order and not np.all(times[1:] >= times[:-1]):
-            form = f"the values of {self.updated_at} are not written in one form"
-            raise self._stopped(f"{form}, so that their order as stored is not the order of time")
+            form = f"the values of {self.updated_at} do not all have the same format"
+            raise self._stopped(f"{form}, so their order in the database is not the order of time")
         return times
 
     def are_inserts(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Where a row was created and updated at the same instant; nowhere if no column says when it was created."""
+        """Whether each row was created and updated at the same instant; False if there is no created_at column."""
         if self.created_at is None:
             return np.zeros(rows.num_rows, np.bool_)
         created, updated = (self._instants(rows.column(name), name) for name in (self.created_at, self.updated_at))
         return _mask(pc.equal(created, updated))
 
     def are_deleted(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Where a row is marked as deleted."""
+        """Whether each row is marked as deleted."""
         if self.soft_time is not None:
             return _mask(pc.is_valid(rows.column(self.soft_time)))
         if self.soft_flag is None:
@@ -118,19 +119,19 @@ class PolledTable:
         return _mask(flag if pa.types.is_boolean(flag.type) else pc.not_equal(flag, pa.scalar(0)))
 
     def mark(self, rows: pa.RecordBatch, index: int, before: Mark) -> Mark:
-        """The mark of the row at ``index``, when ``rows`` are what follows ``before``."""
+        """The mark of the row at ``index``, if ``rows`` are what follows ``before``."""
         row = rows.slice(index, 1)
         (key,) = key_rows(row, self.key)
         times = self.times(rows.slice(0, index + 1))
         instant = int(times[-1])
         passed = before.place if before.instant_us == instant else 0
-        # Beside the time, what the source stores for it, so that the next query can be asked with that.
+        # Besides the time, keep what the source stores for it, since the next query compares with that.
         is_timestamp = pa.types.is_timestamp(self.column(self.updated_at).type)
         stamp = None if is_timestamp else self._time_values(row)[0].as_py()
         return Mark(instant, key, before.era, passed + int(np.count_nonzero(times == instant)), stamp)
 
     def _time_values(self, rows: pa.RecordBatch) -> Any:
-        """The value that orders each row: of the update, or of the soft delete if that is later."""
+        """The value that orders each row: the time of the update, or of the soft delete if that is later."""
         updated: Any = rows.column(self.updated_at)
         if self.stand_in is not None:
             updated = pc.coalesce(updated, rows.column(self.stand_in).cast(updated.type))
@@ -145,7 +146,7 @@ class PolledTable:
             return instants(values)
         except ValueError as error:
             reason = str(error).splitlines()[0][:200]
-            raise self._stopped(f"a value of {name} is no time that can be read: {reason}") from error
+            raise self._stopped(f"a value of {name} cannot be read as a time: {reason}") from error
 
     def _stopped(self, problem: str) -> TableStoppedError:
         remedy = "Correct the values in the source, then sync again."
@@ -153,10 +154,10 @@ class PolledTable:
 
 
 def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
-    """What a change of the definition means for the rows that the lake has already; None: nothing. Polling sees no
-    statement, only the catalog before and after; rows that a change filled without touching ``updated_at`` would never
-    be read again. ``is_filled``: a row has a value in that column."""
-    reasons: list[tuple[str, str | None]] = []  # and in which column; None for the key
+    """What a changed definition means for rows that the lake already has; None if nothing. Polling sees no statements,
+    only the catalog before and after; rows that a change filled without touching ``updated_at`` would never be read
+    again. ``is_filled``: whether a row has a value in that column."""
+    reasons: list[tuple[str, str | None]] = []  # with the column concerned; None for the key
     for change in diff(old, new):
         match change:
             case ChangeKey(before, after):
@@ -170,7 +171,7 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
     rules = {one.name: one.out_of_range for one in old.columns}
     reasons += (
         (f"the configuration has another out_of_range for {one.name} than before", one.name)
-        for one in new.columns  # under STOP no row has had a value that a rule is for
+        for one in new.columns  # under STOP no delivered row had a value that a rule applies to
         if rules.get(one.name, OutOfRange.STOP) not in (one.out_of_range, OutOfRange.STOP)
     )
     columns = tuple(name for _, name in reasons if name is not None)
@@ -178,7 +179,7 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
 
 
 def with_nulls(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of ``schema``; NULL where ``rows`` has none of that name. What is said of the batch stays."""
+    """The columns of ``schema``, NULL where ``rows`` lacks them. Keeps the metadata of the batch."""
     found = [
         rows.column(one.name) if one.name in rows.schema.names else pa.nulls(rows.num_rows, one.type) for one in schema
     ]
@@ -191,16 +192,16 @@ def given(*names: str | None) -> tuple[str, ...]:
 
 
 def _mask(values: Any) -> npt.NDArray[np.bool_]:
-    """True where ``values`` is: NULL is not."""
+    """True where ``values`` is true; NULL counts as false."""
     found: npt.NDArray[np.bool_] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
     return found
 
 
 def instants(values: Any) -> Any:
-    """A whole column of stamps as microseconds since 1970 (UTC), int64, NULL where ``values`` is. A timestamp is
-    itself; without a time zone it is taken for UTC. A string is ISO 8601: date, 'T' or blank, time, up to 6 digits of a
-    second, 'Z' or an offset or none. An integer is a time since 1970 in seconds, milliseconds or microseconds, by its
-    size; so is a string of digits. ValueError for a value that is no time."""
+    """A column of stamps as microseconds since 1970 (UTC), int64, NULL where ``values`` is. A timestamp without a time
+    zone is taken for UTC. A string is ISO 8601: date, 'T' or blank, time, up to 6 fractional digits, then 'Z', an
+    offset or nothing. An integer is a time since 1970 in seconds, milliseconds or microseconds, depending on its
+    magnitude; so is a string of digits. ValueError for a value that is not a time."""
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
     if pa.types.is_string(values.type):
@@ -222,10 +223,10 @@ def instants(values: Any) -> Any:
 
 
 class TableReads:
-    """What polling reads of one table in one session. The predicate is compound everywhere: (time, key…) after (time,
-    key…) of the last row that was read, so that rows of one time are read once each, over batches and restarts. A soft
-    delete that does not touch ``updated_at`` has a time of its own; a row's time is the later of the two, and each of
-    the two branches of the query can use its index."""
+    """The queries that polling runs on one table in one session. The condition is always compound: (time, key…) after
+    (time, key…) of the last row read, so that rows with the same time are read once each, across batches and restarts.
+    A soft delete that does not touch ``updated_at`` has a time of its own; a row's time is the later of the two, and
+    the query has a branch for each, so that both can use their index."""
 
     def __init__(self, table: PolledTable, session: Session) -> None:
         self._table, self._dialect, self._session = table, table.dialect, session
@@ -234,7 +235,7 @@ class TableReads:
         self._updated, self._time = self._times(self._name)
 
     def changes(self, mark: Mark, limit: int, enough_bytes: int | None = None) -> tuple[pa.RecordBatch, int]:
-        """The rows after ``mark`` in (time, key) order, at most ``limit``, and how many bytes were read."""
+        """The rows after ``mark`` in (time, key) order, ``limit`` at most, and how many bytes were read."""
         table, updated = self._table, self._updated
         query = Query(exact=frozenset(table.key), enough_bytes=enough_bytes)
 
@@ -244,7 +245,7 @@ class TableReads:
             return f"SELECT {rows} ORDER BY {', '.join([time, *self._key])} LIMIT {limit}"
 
         def outer(name: str) -> str:
-            """Of the union, whose columns have their own names."""
+            """A column of the union."""
             return f"q.{self._dialect.quoted(name)}"
 
         if table.soft_time is None:
@@ -260,15 +261,15 @@ class TableReads:
         return self._whole(combined(read, self._asked)), sum(batch.nbytes for batch in read)
 
     def newest(self, limit: int) -> pa.RecordBatch:
-        """The last rows in (time, key) order, the very last first: time and key only."""
+        """The last rows in (time, key) order, the very last one first: only time and key."""
         names, order = self._table.mark_names, ", ".join(f"{one} DESC" for one in [self._time, *self._key])
         rows = f"{self._list(names)} {self._from(f'{self._time} IS NOT NULL')}"
         query = Query(f"SELECT {rows} ORDER BY {order} LIMIT {limit}", exact=frozenset(self._table.key))
         return combined(self._session.read(query, self._table.arrow(names)), self._table.arrow(names))
 
     def count_timeless(self) -> int:
-        """How many rows no poll would find, because their time or a part of their key is NULL. Not asked where the
-        columns forbid it."""
+        """How many rows no poll would find, because their time or part of their key is NULL. No query if the columns
+        are NOT NULL."""
         table = self._table
         is_sure = not all(table.column(name).nullable for name in given(table.updated_at, table.stand_in))
         if is_sure and not any(table.source.schema.column(name).nullable for name in table.key):
@@ -277,7 +278,7 @@ class TableReads:
         return read_number(self._session, Query(f"SELECT count(*) AS n {self._from(f'({nulls})')}"))
 
     def mixed_columns(self) -> frozenset[str]:
-        """Columns with values that their declared type does not fit. One pass over the table."""
+        """Columns with values that do not fit their declared type. One pass over the table."""
         tests = self._table.source.misfits
         listed = ", ".join(f"max({test}) AS {self._dialect.quoted(name)}" for name, test in tests.items())
         schema = pa.schema([pa.field(name, pa.int64()) for name in tests])
@@ -299,14 +300,14 @@ class TableReads:
         return self._whole(combined(batches, schema))
 
     def is_filled(self, column: str, mark: Mark) -> bool:
-        """Whether a row that is not going to be read anyway has a value in ``column``."""
+        """Whether a row that will not be read anyway has a value in ``column``."""
         query, has_value = Query(), f"{self._name(column)} IS NOT NULL"
         before = [] if mark.is_start else [f"NOT ({self._after(self._time, mark, query)})"]
         query.sql = f"SELECT 1 AS n {self._from(has_value, *before)} LIMIT 1"
         return any(batch.num_rows for batch in self._session.read(query, NUMBER))
 
     def existing(self) -> tuple[str, ...]:
-        """Conditions of every row that exists for the user: in the rule's part of the table, and not softly deleted."""
+        """Conditions of every row that exists for the user: selected by the rule, and not softly deleted."""
         table, conditions = self._table, [self._table.rule.where] if self._table.rule.where else []
         if table.soft_time is not None:
             conditions.append(f"{self._name(table.soft_time)} IS NULL")
@@ -316,7 +317,7 @@ class TableReads:
         return tuple(conditions)
 
     def _whole(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """With the columns that were not asked for."""
+        """With the columns that were not selected, as NULL."""
         schema = self._table.arrow(self._table.read_names)
         return rows if len(schema) == len(self._asked) else with_nulls(rows, schema)
 
@@ -331,11 +332,11 @@ class TableReads:
 
     def _from(self, *conditions: str) -> str:
         own = self._table.rule.where
-        # The user's condition stands in parentheses: an OR in it must not reach beyond it.
+        # The user's condition is in parentheses: an OR in it must not reach beyond it.
         return from_where(self._table.source, [f"({own})", *conditions] if own else conditions)
 
     def _times(self, name: Callable[[str], str]) -> tuple[str, str]:
-        """When a row was updated, and the later of that and its soft delete, in SQL."""
+        """SQL for when a row was updated, and for the later of that and its soft delete."""
         updated, stand_in, soft = name(self._table.updated_at), self._table.stand_in, self._table.soft_time
         if stand_in is not None:
             updated = f"coalesce({updated}, {name(stand_in)})"

@@ -1,7 +1,7 @@
-"""What the catalog says about tables and partitions, as it is now. Each question is one query for all tables.
+"""What the catalog says about tables and partitions now. Each question is one query for all tables.
 
-A partitioned table is published as one. Of partitions that leave, come with rows or are emptied on their own the stream
-says nothing: that is found by comparing two readings of the catalog (``unseen``).
+A partitioned table is published as one table. The stream does not report partitions that are detached, attached with
+rows, or truncated on their own: comparing two readings of the catalog finds them (``unseen``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 if TYPE_CHECKING:
     from lakefeed.capture.postgres.pgoutput import Relation
 
-# An index that is deferrable or not valid is no replica identity, and no key: two rows may have the same for a while.
+# A deferrable or invalid index is neither a replica identity nor a key: two rows may have the same values for a while.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
        k.names, k.primary_key, k.generated,
@@ -53,12 +53,12 @@ SELECT attrelid::int8, attnum::int4, attname::text, attnotnull, atttypid::int8, 
        CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, xmin::text, attndims::int4
   FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND attgenerated = '' ORDER BY 1, 2"""
 
-# A partitioned table has no rows itself, so only its partitions know what rows from before a column read as.
+# A partitioned table has no rows itself, so only its partitions know what older rows hold in a new column.
 _MISSING = """
 SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_attribute
  WHERE attrelid = ANY(%s) AND atthasmissing AND NOT attisdropped"""
 
-# What the text of a value depends on beside the value: labels of enums and attributes of composites, also nested ones.
+# What the text of a value depends on besides the value: labels of enums and attributes of composites, nested ones too.
 _PARTS = """
 WITH RECURSIVE part(root, type) AS (
   SELECT t, t FROM unnest(%s::oid[]) AS u(t)
@@ -75,8 +75,8 @@ SELECT p.root::int8, 'row ' || t.oid,
   FROM part p JOIN pg_type t ON t.oid = p.type JOIN pg_attribute a ON a.attrelid = t.typrelid
  WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY 1, 2"""
 
-# Types with their modifiers, looked through domains, and through one array to its elements: those that a comma
-# separates. One that is gone is unknown, so its values are text.
+# Types with their modifiers; domains are resolved, and one array to its elements, if a comma separates them. A type
+# that no longer exists is unknown, so its values are text.
 _TYPES = """
 WITH RECURSIVE plain(of_type, of_modifier, type, modifier, is_list, depth) AS (
   SELECT t, m, t, m, false, 0 FROM unnest(%s::oid[], %s::int4[]) AS u(t, m)
@@ -89,8 +89,8 @@ WITH RECURSIVE plain(of_type, of_modifier, type, modifier, is_list, depth) AS (
 SELECT DISTINCT ON (1, 2) of_type::int8, of_modifier, type::int8, modifier, format_type(of_type, of_modifier), is_list
   FROM plain ORDER BY 1, 2, depth DESC"""
 
-# ``joined`` is newer than the table itself where one that was there before was attached. Of the table's catalog rows
-# those of its system columns are never written again, so they tell when it was made.
+# ``joined`` is newer than the table itself if an existing table was attached. The catalog rows of a table's system
+# columns are never rewritten, so they show when it was created.
 _LEAVES = """
 WITH RECURSIVE tree(root, leaf, joined) AS (
   SELECT c.oid, i.inhrelid, age(i.xmin) FROM pg_class c JOIN pg_inherits i ON i.inhparent = c.oid
@@ -103,14 +103,14 @@ SELECT t.root::int8, c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = -1
  WHERE c.relkind <> 'p' ORDER BY 1, 3, 4"""
 
-# Rows of transactions from before ``seen`` were there at that reading, and are in a file that was made since only if
-# that was made of them: by VACUUM FULL or CLUSTER, which keep what a row says of its transaction. Frozen rows are old.
+# Rows of transactions from before ``seen`` existed at that reading. A newer file has them only if it was made from
+# them, by VACUUM FULL or CLUSTER, which keep a row's transaction id. Frozen rows are old.
 _KEPT = """
 SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {seen})
   FROM (SELECT xmin FROM ONLY {name} LIMIT 1000) AS r"""
 
-# Every transaction with an id has a lock on it until its rows are visible. An open one whose client is idle is not
-# committing. A prepared one (no process) is committed by somebody's statement. Any other may be: it is waited for.
+# Every transaction with an id holds a lock on it until its rows are visible. An open one whose client is idle is not
+# committing. A prepared one (without a process) is committed by a statement of some session. Wait for any other one.
 _COMMITTING = """
 SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'transactionid' AND l.granted AND CASE WHEN l.pid IS NULL
@@ -124,11 +124,11 @@ _REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELET
 
 
 class Snapshot(NamedTuple):
-    """A moment of the database. Later ones are larger: the set of transactions that are over only grows."""
+    """A moment of the database. Later ones are larger: the set of finished transactions only grows."""
 
     end: int
-    running: int  # how many of those before ``end`` are not over, negative
-    begin: int  # those before it were all over
+    running: int  # how many of those before ``end`` have not finished, negated
+    begin: int  # all before it have finished
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
@@ -140,7 +140,7 @@ NEVER = Snapshot(0, 0, 0)
 
 
 class Leaf(NamedTuple):
-    """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it."""
+    """A partition that has rows itself. ``file`` changes with TRUNCATE, and with everything that rewrites the table."""
 
     oid: int
     name: str  # as SQL
@@ -152,7 +152,7 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """``missing`` is what rows from before the column was added read as (its text), None if they read NULL."""
+    """``missing`` is the text that rows from before the column was added hold in it; None if they hold NULL."""
 
     number: int
     name: str
@@ -163,12 +163,12 @@ class SourceColumn:
     missing: str | None = None
     version: str = ""  # the transaction that last wrote its row in the catalog
     parts: Mapping[str, str] = field(default_factory=dict, compare=False)  # see _PARTS
-    dimensions: int = 0  # of an array, as it was declared, which PostgreSQL does not enforce
+    dimensions: int = 0  # of an array, as declared; PostgreSQL does not enforce it
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """``attributes`` are all columns that ever were, by number. Generated ones are left out: the stream has none."""
+    """``attributes`` are all columns that ever existed, by number, without generated ones: the stream has none."""
 
     oid: int
     id: TableId
@@ -177,17 +177,17 @@ class SourceTable:
     kind: str
     key: tuple[str, ...]
     attributes: tuple[SourceColumn, ...] = ()
-    primary_key: tuple[str, ...] = ()  # also where it is no identity: it is deferrable, or another one was chosen
+    primary_key: tuple[str, ...] = ()  # even if it is not the identity: it is deferrable, or another one was chosen
     generated_key: bool = False
-    generated_refused: bool = False  # it has a generated column, a part of a full identity for the server (18)
-    leaves: tuple[Leaf, ...] = field(default=(), compare=False)  # of a partitioned table: those that have its rows
+    generated_refused: bool = False  # it has a generated column, which is part of a full identity (18)
+    leaves: tuple[Leaf, ...] = field(default=(), compare=False)  # the partitions that have its rows
     file: int = field(default=0, compare=False)
-    width: int = 0  # the largest number that a column ever had
-    snapshot: Snapshot = field(default=NEVER, compare=False)  # which reading of the catalog this is from
+    width: int = 0  # the highest number that a column ever had
+    snapshot: Snapshot = field(default=NEVER, compare=False)  # the moment of this reading of the catalog
 
     @property
     def files(self) -> dict[int, int]:
-        """Of all that has its rows."""
+        """The files of all relations that have its rows."""
         return {leaf.oid: leaf.file for leaf in self.leaves} if self.kind == PARTITIONED else {self.oid: self.file}
 
     @property
@@ -195,12 +195,12 @@ class SourceTable:
         return tuple(column for column in self.attributes if not column.dropped)
 
     def follows_inserts(self, choices: Choices) -> bool:
-        """Whether it has no identity, and a rule says that its inserts are enough."""
+        """Whether it has no identity, and a rule says that capturing its inserts is enough."""
         has_none = self.identity == NOTHING or (self.identity != FULL and not self.key)
         return has_none and choices.of(self.id).inserts_only
 
     def refusal(self, choices: Choices = NOTHING_CHOSEN) -> Refusal | None:
-        """Why its changes cannot be captured, and the statement that repairs it."""
+        """Why its changes cannot be captured, and the statement that repairs it; None if they can."""
 
         def altered(names: Iterable[str], how: str) -> str:
             text = " ".join(f"ALTER TABLE {one} {how};" for one in names)
@@ -208,19 +208,19 @@ class SourceTable:
 
         name = sql_name(self.id)
         unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]
-        # Each partition has an identity of its own, which ALTER TABLE on the table above does not change.
+        # Each partition has its own identity, which ALTER TABLE on its parent does not change.
         enough = {FULL} if not self.key else {FULL, INDEX} if self.identity == INDEX else {FULL, DEFAULT}
         unfit = [leaf.name for leaf in self.leaves if leaf.identity not in enough]
         full = [leaf.name for leaf in self.leaves if leaf.identity == FULL] + [name] * (self.identity == FULL)
         if self.persistence != _LOGGED or unlogged:
             what = "it" if self.persistence != _LOGGED else f"its partition {unlogged[0]}"
             remedy = altered([name] if self.persistence != _LOGGED else unlogged, "SET LOGGED")
-            return Refusal(f"{what} is not logged, so its changes are not in the log", remedy)
+            return Refusal(f"{what} is unlogged, so the log does not have its changes", remedy)
         if self.follows_inserts(choices):
             return None
         if self.generated_key:
             repair = f"{altered([name], 'REPLICA IDENTITY USING INDEX …')} with an index of other columns."
-            return Refusal("a column of its key is generated, and the log does not carry generated columns", repair)
+            return Refusal("a column of its key is generated, and the log does not have generated columns", repair)
         if self.identity == NOTHING:
             return Refusal("its replica identity is NOTHING", altered([name], "REPLICA IDENTITY DEFAULT"))
         if self.generated_refused and full:
@@ -231,20 +231,21 @@ class SourceTable:
             remedy = altered([*unfit, name], "REPLICA IDENTITY FULL")
             return Refusal(f"it has no primary key, or only a deferrable one: {_REFUSING}", remedy)
         if unfit:
-            reason = f"the replica identity of its partition {unfit[0]} is another one, without its key"
+            reason = f"its partition {unfit[0]} has another replica identity, which lacks the key"
             return Refusal(f"{reason}: each partition has its own", altered(unfit, "REPLICA IDENTITY FULL"))
         return None
 
     @property
     def not_whole(self) -> list[str]:
-        """Which of the table and its partitions have old rows that PostgreSQL does not log whole, as SQL. The table
-        itself comes last: made FULL after its partitions, it never stands for one that is not."""
+        """Those of the table and its partitions, as SQL, for which PostgreSQL does not log whole old rows. The table
+        itself comes last: made FULL after its partitions, it never claims more than they log."""
         own = [sql_name(self.id)] if self.identity != FULL else []
         return [leaf.name for leaf in self.leaves if leaf.identity != FULL] + own
 
     def schema(self, choices: Choices = NOTHING_CHOSEN) -> TableSchema:
-        """As the lake has it. The stable id of a column is the relation and the attribute number, which renames do not
-        change; its default what rows from before it read as, where that has a form that everybody understands."""
+        """Its schema in the lake. The stable id of a column is the relation's oid and the attribute number, which
+        renames do not change. Its default is what older rows hold in it, if that has a form that every reader
+        understands."""
         choice, columns = choices.of(self.id), []
         for one in self.columns:
             id_ = f"{self.oid}.{one.number}"
@@ -259,8 +260,8 @@ class SourceTable:
     def _represented(
         self, one: SourceColumn, id_: str, choices: Choices, choice: TableChoice
     ) -> tuple[pa.DataType, OutOfRange]:
-        """The type and the rule that the lake wants. In a key no list is: keys are put in order; and no rule that could
-        give two rows one key. What was declared with more dimensions is text by default."""
+        """The type and rule that the lake wants. A key has no lists, because keys are ordered, and no rule that could
+        give two rows the same key. Arrays declared with more than one dimension are text by default."""
         name, kind = one.name, arrow_type(one.type)
         if choices.is_text(self.id, name):
             return pa.string(), OutOfRange.STOP
@@ -280,8 +281,8 @@ class SourceTable:
 
 
 class CatalogFacts(NamedTuple):
-    """What was read about relations that the stream describes, by oid, and when; None for one that is gone.
-    ``types`` are those of the messages, by oid and modifier."""
+    """What was read about the relations that the stream describes, by oid, and when; None for one that is gone.
+    ``types`` are those in the messages, by oid and modifier."""
 
     tables: Mapping[int, tuple[Snapshot, SourceTable | None]] = MappingProxyType({})
     types: Mapping[tuple[int, int], SourceType] = MappingProxyType({})
@@ -293,7 +294,7 @@ def sql_name(table: TableId) -> str:
 
 @contextmanager
 def one_reading(connection: Connection) -> Iterator[None]:
-    """Queries inside see one state of the catalog: a table that is dropped meanwhile is there for all or for none."""
+    """Queries inside see one state of the catalog: a table dropped meanwhile exists for all of them or for none."""
     connection.execute(BEGIN)
     try:
         yield
@@ -303,7 +304,7 @@ def one_reading(connection: Connection) -> Iterator[None]:
 
 
 def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> dict[TableId, SourceTable]:
-    """Every table of the database but the system's and single partitions, or those of ``oids``; without columns."""
+    """Every table of the database, or those of ``oids``, without columns. Leaves out system tables and partitions."""
     refuses = connection.info.server_version >= _READS_GENERATED
     found = [row for row in connection.execute(_TABLES, {"oids": oids}) if "." not in row[1]]
     partitioned, leaves = [row[0] for row in found if row[5] == PARTITIONED], dict[int, list[Leaf]]()
@@ -341,13 +342,13 @@ def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[
 
 
 def read_types(connection: Connection, wanted: Collection[tuple[int, int]]) -> dict[tuple[int, int], SourceType]:
-    """By oid and modifier."""
+    """Types by oid and modifier."""
     rows = connection.execute(_TYPES, ([kind for kind, _ in wanted], [modifier for _, modifier in wanted]))
     return {(kind, of): SourceType(base, modifier, *more) for kind, of, base, modifier, *more in rows}
 
 
 def read_facts(connection: Connection, relations: Iterable[Relation]) -> CatalogFacts:
-    """What the catalog says about the relations that a piece of the log describes."""
+    """What the catalog says about the relations described in a piece of the log."""
     described = {relation.id: relation for relation in relations}
     types = {(column.type, column.modifier) for one in described.values() for column in one.columns}
     with one_reading(connection):
@@ -359,12 +360,13 @@ def read_facts(connection: Connection, relations: Iterable[Relation]) -> Catalog
 
 
 def wait_for_commits(connection: Connection, seconds: float) -> bool:
-    """Wait until all transactions that may be committing now are over, and visible. False if that takes too long."""
+    """Wait until all transactions that may be committing now have ended and are visible. False if that takes too
+    long."""
     return not wait_while(connection, _COMMITTING, seconds)
 
 
 def has_kept_rows(connection: Connection, name: str, seen: int) -> bool | None:
-    """Whether the file of a table has rows from before ``seen``; None if it has none at all, or nobody can tell."""
+    """Whether the file of a table has rows from before ``seen``; None if it has no rows, or that cannot be read."""
     found: bool | None = None
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
         (found,) = connection.one(_KEPT.format(name=name, seen=seen))
@@ -372,7 +374,7 @@ def has_kept_rows(connection: Connection, name: str, seen: int) -> bool | None:
 
 
 def fingerprint(source: SourceTable) -> str:
-    """What has to be remembered of a table, so that a change of its rows that is in no log is noticed (``altered``)."""
+    """What to remember about a table, so that changes of its rows that no log has are noticed (``altered``)."""
     columns = {str(column.number): [column.version, dict(column.parts)] for column in source.columns}
     files = {str(oid): file for oid, file in source.files.items()}
     return json.dumps([source.snapshot.begin, source.width, files, columns], separators=(",", ":"), sort_keys=True)
@@ -383,12 +385,13 @@ def width_of(fingerprint: str) -> int:
 
 
 def altered(connection: Connection | None, before: str, source: SourceTable) -> tuple[bool, dict[str, str]]:
-    """Whether the fingerprint is to be remembered again; and the columns, by id, whose values in existing rows may be
-    others than when ``before`` was read, with the reason. Without a connection every new file counts.
-    ALTER TABLE ... TYPE that changes values writes all rows to a new file, in its own transaction, and the column's row
-    in the catalog. VACUUM FULL, CLUSTER and TRUNCATE make a new file, too; the first two keep what rows say of their
-    transaction, the last is in the log. A column from before that is new was a generated one; one that came with a new
-    file may have got values that the catalog does not have any more."""
+    """Whether to remember a new fingerprint; and by column id, why existing rows may hold other values in a column than
+    when ``before`` was taken. Without a connection every new file counts as a rewrite.
+
+    ALTER TABLE ... TYPE, if it changes values, writes all rows to a new file in its own transaction, and updates the
+    column's row in the catalog. VACUUM FULL, CLUSTER and TRUNCATE also make a new file; the first two keep the
+    transaction ids of rows, and TRUNCATE is in the log. A column that is new here but has an old number was a generated
+    one; a new column that came with a new file may have got values that the catalog no longer has."""
     seen, width, files, columns = json.loads(before)
     names = {source.oid: sql_name(source.id), **{leaf.oid: leaf.name for leaf in source.leaves}}
     changed = [oid for oid, file in source.files.items() if files.get(str(oid), file) != file]
@@ -404,14 +407,14 @@ def altered(connection: Connection | None, before: str, source: SourceTable) -> 
         elif not is_new and is_rewritten and version != column.version:
             found[id_] = f"ALTER TABLE may have changed values of the column {column.name}"
         elif any(column.parts.get(name) != text for name, text in parts.items()):
-            found[id_] = f"values of the column {column.name} are written in another way since its type was altered"
+            found[id_] = f"values of the column {column.name} are printed differently since its type was altered"
     is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
     has_others = files.keys() != {str(oid) for oid in source.files}
     return bool(changed or found or is_other or has_others), found
 
 
 def as_remembered(source: SourceTable, before: str) -> SourceTable:
-    """A table with the partitions that its fingerprint ``before`` has, for ``unseen``."""
+    """A table with the partitions recorded in its fingerprint ``before``, for ``unseen``."""
     seen, _, files, _ = json.loads(before)
     names = {leaf.oid: leaf.name for leaf in source.leaves}
     parts = [(int(oid), file) for oid, file in files.items() if int(oid) != source.oid]
@@ -420,17 +423,17 @@ def as_remembered(source: SourceTable, before: str) -> SourceTable:
 
 
 def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str | None:
-    """What happened to rows between two readings that the stream does not report; None if nothing did."""
+    """What happened to rows between two readings without the stream reporting it; None if nothing did."""
     there, known = {leaf.oid: leaf for leaf in now.leaves}, {leaf.oid for leaf in before.leaves}
     for leaf in before.leaves:
         if leaf.oid not in there:
             return f"its partition {leaf.name} was dropped or detached"
-        # One with rows that were there before was rewritten. Taken for truncated where that cannot be known.
+        # A file with rows from before was rewritten. If that cannot be known, it counts as truncated.
         is_new = there[leaf.oid].file != leaf.file
         if is_new and not has_kept_rows(connection, there[leaf.oid].name, before.snapshot.begin):
             return f"its partition {leaf.name} was truncated"
     for leaf in (leaf for leaf in now.leaves if leaf.attached and leaf.oid not in known):
-        # One that was attached while it was empty has its rows from the stream.
+        # The stream has all rows of a partition that was empty when it was attached.
         if connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
             return f"the table {leaf.name} was attached to it as a partition, with rows"
     return None

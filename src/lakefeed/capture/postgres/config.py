@@ -58,7 +58,7 @@ source:
     )
     upgraded_from: Text | None = Field(
         default=None,
-        description="capture: log. System identifier of the server that pg_upgrade made this one of, with its "
+        description="capture: log. System identifier of the server that pg_upgrade turned into this one, with its "
         "replication slots. An error asks for it.",
     )
     before_images: BeforeImages = False
@@ -78,7 +78,7 @@ source:
         )  # fmt: skip
 
     def dialect(self) -> PostgresDialect:
-        """ConfigError without psycopg, and for a connection string that it cannot read."""
+        """ConfigError if psycopg is missing or the connection string is invalid."""
         try:
             from lakefeed.capture.postgres.dialect import PostgresDialect
         except ImportError as error:

@@ -1,8 +1,8 @@
 """Connections to a PostgreSQL database, and the one place where its errors become Lakefeed's.
 
 Every session has the settings of SESSION, so that values are printed the same way in the stream and in a copy, and
-limits (``Timeouts``): nothing of ours waits for a lock without an end, and a server that answers nothing is left.
-Passwords come from the connection string, PGPASSWORD or a password file, and are never part of a message.
+limits (``Timeouts``): Lakefeed never waits for a lock without a limit, and gives up on a server that does not answer.
+The password comes from the connection string, PGPASSWORD or a password file, and never appears in a message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SESSION = (
     "SET client_encoding = 'UTF8'; SET datestyle = 'ISO, MDY'; SET intervalstyle = 'postgres'; SET timezone = 'UTC';"
     " SET extra_float_digits = 1; SET bytea_output = 'hex'; SET search_path = pg_catalog; SET row_security = off"
 )
-"""``search_path`` because regclass and its kin print a schema only where the path does not have it; ``row_security``
+"""``search_path``, because regclass and the like print a schema only if the path does not contain it; ``row_security``,
 because rows that a policy hides must be an error, not a shorter copy."""
 
 _SETUP = (
@@ -49,29 +49,29 @@ _SETUP = (
 )
 _REFUSED = (
     "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
-    "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
+    "does not support SSL",  # not "SSL" alone: a lost connection is reported with it, too
 )  # fmt: skip
 _UNREACHABLE = (
     ("failed to resolve host", "Correct host in source.dsn, or check the network's name server."),
     ("Connection refused", "Start the server, or correct host and port in source.dsn."),
     ("No such file or directory", "Start the server, or name its address in source.dsn: host=… port=…"),
 )
-"""Of a connection that was not made, what to do: by libpq's text, which is all there is."""
+"""Remedies for a connection that could not be made, by libpq's text: it gives nothing else."""
 _ATTEMPT = re.compile(r"(?:connection failed: )?connection to server (?:at|on) .*? failed: (?:FATAL: +)?")
 _BAD_OPTION = re.compile(r"connection is bad: (invalid .* value.*)")
-BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # every transaction of ours is like that
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # used for every transaction
 _CONNECT_SECONDS = 10
 _DEFAULTS = {
     "connect_timeout": _CONNECT_SECONDS, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
     "keepalives_count": 4, "tcp_user_timeout": 30_000,
 }  # fmt: skip
 _LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
-_TRANSACTION_TIMEOUT, _LONGEST_NAME = 170_000, 63  # from this version on; of any object
+_TRANSACTION_TIMEOUT, _LONGEST_NAME = 170_000, 63  # the first version that has it; the maximum length of any name
 
 
 class Timeouts(NamedTuple):
-    """Of one session, in seconds; 0 is no limit, on purpose. The server's or role's own settings do not count.
-    ``answer`` is how long the client waits for any answer to a statement, also from a server that is frozen."""
+    """Limits of one session, in seconds; 0 means no limit, on purpose. They override the settings of the server and the
+    role. ``answer``: how long the client waits for a reply to a statement, even from a frozen server."""
 
     lock: float = 2.0
     statement: float = 60.0
@@ -81,16 +81,16 @@ class Timeouts(NamedTuple):
 
 
 CATALOG = Timeouts()
-# One chunk, or its plan, takes hours at most: a consumer that is slower has died.
+# A chunk, or its plan, takes hours at most: a slower consumer has died.
 READING = Timeouts(lock=10, statement=21_600, idle_in_transaction=21_600, transaction=21_600, answer=600)
-# Keeps an exported snapshot, and is asked every second: the server ends it if this process freezes.
+# Holds an exported snapshot and is queried every second: if this process freezes, the server ends it.
 KEEPING = Timeouts(statement=10, idle_in_transaction=120, transaction=0, answer=20)
-SLOT = Timeouts(lock=600, statement=0, transaction=0)  # transactions that a new slot waits for count as locks
+SLOT = Timeouts(lock=600, statement=0, transaction=0)  # a new slot waits for transactions, which counts as lock waits
 STREAM = Timeouts(lock=10, statement=0, idle_in_transaction=0, transaction=0)
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection whose statements come to an end: OperationalError if the server answers nothing in time."""
+    """A connection whose statements always end: OperationalError if the server does not answer in time."""
 
     database: Database
     answer_seconds: float = _CONNECT_SECONDS
@@ -103,7 +103,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 while True:
                     ready = yield wanted
                     if not ready and time.monotonic() > until:
-                        self.pgconn.finish()  # in the middle of an answer it is of no use any more
+                        self.pgconn.finish()  # in the middle of a reply the connection is useless
                         raise psycopg.OperationalError(f"the server answered nothing for {self.answer_seconds:.0f} s")
                     wanted = gen.send(ready)
             except StopIteration as end:
@@ -113,21 +113,21 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(bounded(), interval) if timeout is None else super().wait(bounded(), interval, timeout)
 
     def one(self, query: str, *values: Any) -> tuple[Any, ...]:
-        """The row of a query that always has one."""
+        """The row of a query that always returns one."""
         row = self.execute(query.encode(), values or None).fetchone()
-        assert row is not None, query  # noqa: S101  # functions and aggregates always answer
+        assert row is not None, query  # noqa: S101  # functions and aggregates always return a row
         return row
 
     def sever(self) -> None:
-        """Make whatever waits on it fail at once. Any thread; never raises."""
+        """Make everything that waits on the connection fail at once. Any thread; never raises."""
         with suppress(psycopg.Error, OSError, ValueError), socket.socket(fileno=os.dup(self.pgconn.socket)) as other:
             other.shutdown(socket.SHUT_RDWR)
 
 
 def _mistakes(dsn: str) -> Iterator[str]:
-    """What libpq dislikes, without any value: one may be the password."""
+    """What libpq rejects, without any value: it might be the password."""
     if "://" in dsn:
-        yield "it is no valid URI"
+        yield "it is not a valid URI"
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     for number, part in enumerate(re.findall(r"(?:'(?:\\.|[^'\\])*(?:'|$)|[^\s'])+", dsn), start=1):
         name, separator, _ = part.partition("=")
@@ -140,14 +140,14 @@ def _mistakes(dsn: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where the database is. Picklable: chunks carry it to other processes."""
+    """The address of a database. Picklable: chunks carry it to other processes."""
 
     dsn: str = field(repr=False)
     is_primary: bool = False
-    """A standby is refused until it is promoted: only a primary has a log to follow."""
+    """Refuse a standby until it is promoted: only a primary has a log to follow."""
 
     def __post_init__(self) -> None:
-        """ConfigError for a connection string that libpq cannot read. Without libpq's message, which may quote it."""
+        """ConfigError for an invalid connection string. It leaves out libpq's message, which may quote the string."""
         try:
             conninfo_to_dict(self.dsn)
         except psycopg.ProgrammingError:
@@ -170,7 +170,7 @@ class Database:
         return "{host}:{port}/{dbname}".format_map(known)
 
     def connect(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Connection:
-        """A connection of the caller's own, in autocommit mode. ``name`` is what pg_stat_activity shows."""
+        """A new connection, in autocommit mode, which the caller closes. ``name`` is shown in pg_stat_activity."""
         wanted = {**_DEFAULTS, **self.parameters, "application_name": name[:63]}
         wanted |= {"replication": "database"} if replication else {}
         with self.errors():
@@ -179,7 +179,7 @@ class Database:
                 if self.is_primary and connection.info.parameter_status("in_hot_standby") == "on":
                     raise SourceUnavailableError(
                         f"{self}: the server at {connection.info.host}:{connection.info.port} is a standby",
-                        remedy="Lakefeed tries again until it is promoted. To follow whichever server is the primary, "
+                        remedy="Lakefeed retries until it is promoted. To follow whichever server is the primary, "
                         "name all of them in source.dsn: host=a,b port=5432,5432 target_session_attrs=primary",
                     )
                 connection.database, connection.answer_seconds = self, timeouts.answer
@@ -193,26 +193,26 @@ class Database:
 
     @contextmanager
     def connection(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Iterator[Connection]:
-        """A connection for one block, with errors mapped."""
+        """A connection for one block, with the driver's errors mapped."""
         with closing(self.connect(name, timeouts, replication=replication)) as connection, self.errors():
             yield connection
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Errors of the driver inside the block come out as Lakefeed's."""
+        """Turns the driver's errors inside the block into Lakefeed's."""
         try:
             yield
         except psycopg.Error as error:
             raise self.mapped(error) from error
 
     def mapped(self, error: psycopg.Error) -> LakefeedError:
-        """Of what libpq says itself there is no SQLSTATE: its text is all there is."""
+        """Errors that libpq raises itself have no SQLSTATE, only a text."""
         text = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if (mistake := _BAD_OPTION.match(text)) is not None:
             return ConfigError(f"source.dsn: {mistake[1]}")
-        # The address is named already; of several servers libpq names the one that it means.
-        said = text if "," in str(self.parameters.get("host", "")) else _ATTEMPT.sub("", text)
-        message, is_libpqs = f"{self}: {said}", error.sqlstate is None
+        # The message names the address already; with several servers, libpq names the one it means.
+        shown = text if "," in str(self.parameters.get("host", "")) else _ATTEMPT.sub("", text)
+        message, is_libpqs = f"{self}: {shown}", error.sqlstate is None
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
@@ -223,7 +223,7 @@ class Database:
         return SourceError(message)
 
     def _refusal_remedy(self, error: psycopg.Error) -> str:
-        """What to do about a refused connection, by what libpq knows of the attempt."""
+        """What to do about a refused connection, from what libpq knows about the attempt."""
         if error.pgconn is not None and error.pgconn.needs_password:
             return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
         if error.pgconn is not None and error.pgconn.used_password and "password" in str(error):
@@ -233,11 +233,11 @@ class Database:
         user, dbname = (str(self.parameters.get(key, "")) for key in ("user", "dbname"))
         if "permission denied for database" in str(error) and user and dbname:
             return Statement(f"GRANT CONNECT ON DATABASE {quoted(dbname)} TO {quoted(user)};")
-        return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
+        return "Correct host, port, user or dbname in source.dsn, or admit this role in pg_hba.conf."
 
 
 class Connections:
-    """Short connections of one capture, all under one name. Any thread."""
+    """Short-lived connections of one capture, all under one name. Any thread may call it."""
 
     def __init__(self, database: Database, name: str) -> None:
         self.database, self._name, self._open = database, name, WeakSet[Connection]()
@@ -249,19 +249,20 @@ class Connections:
             yield connection
 
     def sever(self) -> None:
-        """Make whatever waits on one of them fail at once. Never raises."""
+        """Make everything that waits on one of them fail at once. Never raises."""
         for connection in tuple(self._open):
             connection.sever()
 
 
 def run(connection: Connection, sql: str) -> psycopg.pq.abc.PGresult:
-    """Run statements in the simple query protocol, the only one that a replication connection knows; see ``finish``."""
+    """Run statements in the simple query protocol, the only one that a replication connection supports; see
+    ``finish``."""
     connection.pgconn.send_query(sql.encode())
     return finish(connection)
 
 
 def finish(connection: Connection) -> psycopg.pq.abc.PGresult:
-    """The result of the last of the statements that were sent. psycopg.Error if one failed."""
+    """The result of the last statement that was sent. psycopg.Error if one of them failed."""
     results: list[psycopg.pq.abc.PGresult] = connection.wait(generators.execute(connection.pgconn))
     for result in results:
         if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
@@ -270,7 +271,8 @@ def finish(connection: Connection) -> psycopg.pq.abc.PGresult:
 
 
 def wait_while(connection: Connection, query: str, seconds: float, *values: Any) -> list[Any]:
-    """Wait until none of the things that a query names now is named any more. Returns those that are left in time."""
+    """Wait until the query no longer returns any of the names that it returns now. Returns those that remain when time
+    is up."""
     until = time.monotonic() + seconds
     left = {row[0]: row[-1] for row in connection.execute(query.encode(), values or None)}
     while left and time.monotonic() < until:
@@ -281,13 +283,14 @@ def wait_while(connection: Connection, query: str, seconds: float, *values: Any)
 
 
 def quoted(name: str) -> str:
-    """An SQL identifier, safe for any name."""
+    """``name`` as an SQL identifier, safe for any name."""
     return '"' + name.replace('"', '""') + '"'
 
 
 class Names:
-    """The objects that one pipeline has in the source. Slot and publication have one name, in lower case with
-    underscores, as slots must; with a digest where the pipeline's is not like that, so that no two share a slot."""
+    """The names of what one pipeline has in the source. Slot and publication share a name, in lower case with
+    underscores, as slots require. A digest is added if the pipeline's name differs from that, so that no two pipelines
+    share a slot."""
 
     def __init__(self, pipeline: str) -> None:
         clean = re.sub("[^a-z0-9_]", "_", pipeline)
@@ -297,6 +300,6 @@ class Names:
             self.slot = f"{self.slot[: _LONGEST_NAME - 9]}_{digest}"
         self.publication = self.slot
         self.inserts = f"{self.slot}_inserts"  # the publication of tables without a key
-        if len(self.inserts) > _LONGEST_NAME:  # the slot's name ends with a digest then, or is unique by itself
+        if len(self.inserts) > _LONGEST_NAME:  # the slot's name ends in a digest, or is unique as it is
             self.inserts = f"{self.slot[:44]}_{hashlib.sha256(self.slot.encode()).hexdigest()[:8]}_inserts"
         self.readers = f"{self.slot[:57]}_copy"  # the application name of connections that read chunks

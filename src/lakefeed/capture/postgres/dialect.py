@@ -1,8 +1,8 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
-"""PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
+"""PostgresDialect: a PostgreSQL database or replica, for a role that needs no privilege but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log's (``values``). A copy for a log source
-is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive: then every
+Rows arrive through binary COPY and give the same Arrow values as those of the log (``values``). The copy of a log
+source is read under the exported snapshot that its plan recorded (``SnapshotOrigin``) while that exists: then every
 chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
 """
 
@@ -36,13 +36,13 @@ from lakefeed.change.watermark import KeyValue
 
 _NAME, _VERIFY, _RUN_ROWS = "lakefeed_poll", "lakefeed_verify", 50_000
 COUNTED_BYTES = 64 << 20  # larger tables are not counted: the catalog's estimate and a sample are good enough
-# For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks.
+# Per chunk. Rows of one block often have neighbouring keys, so a few blocks would give uneven chunks.
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 50, 8192
 _PIECE_BYTES, _PIECE_ROWS, _POLLS_KEPT = 4 << 20, 16_384, 4_096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# A transaction without an id has written nothing. It may yet write, under the time of its beginning; after a minute it
-# is taken for a report that only reads, since otherwise one such would hold up everything for hours.
+# A transaction without an id has written nothing. It may still write, with the time of its start. After a minute it is
+# taken for a report that only reads; otherwise one such report would hold everything up for hours.
 _HORIZON = """
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
        pg_snapshot_xmin(s)::text::int8, pg_snapshot_xmax(s)::text::int8,
@@ -52,8 +52,8 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
            AND (a.backend_xid IS NOT NULL OR a.xact_start > clock_timestamp() - interval '1 minute'))
   FROM pg_current_snapshot() AS s"""
 
-# Operators that a plain < would not find, because the search path is pg_catalog: ORDER BY goes by the operator class,
-# and < on citext would be that of text. Built-in types and all that is sorted by theirs (varchar, arrays) need none.
+# Operators that a plain < would not find, because the search path is pg_catalog: ORDER BY uses the operator class, and
+# < on citext would be that of text. Built-in types, and types sorted by their operators (varchar, arrays), need none.
 _ORDERINGS = """
 SELECT c.opcintype::int8, p.amopstrategy, format('OPERATOR(%%I.%%s)', n.nspname, o.oprname)
   FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree'
@@ -67,7 +67,7 @@ SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::int8, coalesce(sum(greatest(c.
  WHERE c.relkind = 'r' AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))"""
 
 
-# Rows as of the last ANALYZE or VACUUM, which a table without any has -1 for. With what is stored out of line.
+# Column comments, and the table's own with a NULL name.
 _COMMENTS = """
     SELECT a.attname, d.description FROM pg_description d
     JOIN pg_class c ON d.classoid = 'pg_class'::regclass AND d.objoid = c.oid
@@ -75,6 +75,7 @@ _COMMENTS = """
     LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0 AND NOT a.attisdropped
     WHERE n.nspname = %s AND c.relname = %s AND (d.objsubid = 0 OR a.attname IS NOT NULL)
 """
+# Rows as of the last ANALYZE or VACUUM; -1 if there was none. Sizes include what is stored out of line.
 _SIZES = """
 SELECT n.nspname, c.relname, CASE WHEN min(l.reltuples) >= 0 THEN sum(l.reltuples)::int8 END,
        sum(pg_table_size(l.oid))::int8
@@ -87,7 +88,7 @@ SELECT n.nspname, c.relname, CASE WHEN min(l.reltuples) >= 0 THEN sum(l.reltuple
 @dataclass(frozen=True, slots=True)
 class PostgresDialect(Dialect):
     """``text_columns``: patterns over ``schema.table.column`` of columns that are kept as PostgreSQL prints them.
-    ``application_name`` is what pg_stat_activity shows of its sessions."""
+    ``application_name`` is shown in pg_stat_activity."""
 
     dsn: str = field(repr=False)
     text_columns: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ class PostgresDialect(Dialect):
     folds_case = False
 
     def __post_init__(self) -> None:
-        Database(self.dsn)  # ConfigError for a connection string that is none
+        Database(self.dsn)  # ConfigError for an invalid connection string
 
     @property
     def database_name(self) -> str | None:
@@ -116,7 +117,7 @@ class PostgresDialect(Dialect):
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002  # COPY takes no parameters
-        """As PostgreSQL reads it back exactly."""
+        """A literal that PostgreSQL reads back as exactly this value."""
         printed = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
         if isinstance(value, int) and pa.types.is_timestamp(column.type):
             printed = (_EPOCH + timedelta(microseconds=value)).isoformat(" ", "microseconds")
@@ -131,12 +132,12 @@ class PostgresSession(Session):
         self._polls: deque[tuple[int, int]] = deque(maxlen=_POLLS_KEPT)
 
     def _reading(self) -> AbstractContextManager[Any]:
-        """The consistent read that is open, or one of its own."""
+        """The open consistent read, or a new one."""
         is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         return self.consistent() if is_idle else nullcontext()
 
     def identity(self) -> str:
-        """System identifier and database. A replica is the same database: it has the same rows."""
+        """System identifier and database. A replica counts as the same database: it has the same rows."""
         with self._database.errors():
             system, name = self._connection.one("SELECT system_identifier, current_database() FROM pg_control_system()")
         return f"postgres:{system}/{name}"
@@ -156,9 +157,9 @@ class PostgresSession(Session):
             return described(self._connection, with_columns(self._connection, wanted), self._choices)
 
     def horizon(self) -> Horizon:
-        """Exact where the role may see when transactions began. Else by the snapshot's oldest transaction: all that is
-        in flight now had no transaction id yet at the newest earlier poll whose snapshot ended before the oldest of
-        them. That holds on replicas too, whose snapshots do not list transactions."""
+        """Exact if the role may see when transactions began. Otherwise derived from the snapshot's oldest transaction:
+        take the newest earlier poll whose snapshot ended before it; none of the transactions now in flight had an id at
+        that poll. This also holds on replicas, whose snapshots do not list transactions."""
         with self._database.errors():
             now, oldest, next_one, is_hidden, began = self._connection.one(_HORIZON, _NAME)
         self._polls.append((now, next_one))
@@ -168,7 +169,7 @@ class PostgresSession(Session):
 
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._reading(), self._database.errors():
-            # From here on the transaction has a lock on the table, so that what the server states stays true.
+            # From here on the transaction holds a lock on the table, so that the server's answer stays true.
             result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
             stated = [stated_type(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
             if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
@@ -204,7 +205,7 @@ class PostgresSession(Session):
                 else:
                     yield Bracket(*bracketed(self._connection))
             finally:
-                with suppress(psycopg.Error):  # nothing was written
+                with suppress(psycopg.Error):  # the transaction wrote nothing
                     self._connection.execute("ROLLBACK")
 
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
@@ -220,7 +221,7 @@ class PostgresSession(Session):
         return Comments(next((str(text) for name, text in rows if name is None), ""), by_column)
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:
-        """Of a large table: as many as its estimated rows need, from a sample of its blocks."""
+        """For a large table: as many cuts as its estimated number of rows needs, from a sample of its blocks."""
         with self._database.errors():
             size, there = self._connection.one(_SIZE, sql_name(table.id), sql_name(table.id))
         if size <= COUNTED_BYTES or there <= 0:
@@ -232,7 +233,7 @@ class PostgresSession(Session):
         conditions = f" WHERE {' AND '.join(f'({one})' for one in where)}" if where else ""
         sample = f"{table.origin} AS t TABLESAMPLE SYSTEM ({percent:f}) REPEATABLE (1){conditions}"
         listed = ", ".join(f"t.{quoted(column.name)}" for column in key)
-        number, total = "_lakefeed_number", "_lakefeed_total"  # names that no captured table may have
+        number, total = "_lakefeed_number", "_lakefeed_total"  # captured tables have no such column names
         query = Query(
             f"SELECT {listed} FROM (SELECT {listed}, row_number() OVER (ORDER BY {listed}) AS {number},"
             f" count(*) OVER () AS {total} FROM {sample}) AS t"
@@ -243,7 +244,7 @@ class PostgresSession(Session):
         return Cuts(tuple(found), there)
 
     def cancel(self) -> None:
-        """The server ends the statement; a server that is frozen is left, so that nobody waits for it."""
+        """The server ends the statement; the connection to a frozen server is cut, so that nobody waits for it."""
         with suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=2.0)
         self._connection.sever()
@@ -253,7 +254,7 @@ class PostgresSession(Session):
 
 
 def described(connection: Connection, tables: Sequence[SourceTable], choices: Choices) -> dict[TableId, DescribedTable]:
-    """The tables as queries see them, with how values are ordered of types whose operators are not in pg_catalog."""
+    """The tables as queries see them, with the orderings of types whose operators are not in pg_catalog."""
     operators: dict[int, dict[int, str]] = {}
     kinds = list({column.type.oid for table in tables for column in table.columns})
     for kind, strategy, operator in connection.execute(_ORDERINGS, (kinds,)):
@@ -270,8 +271,8 @@ def described(connection: Connection, tables: Sequence[SourceTable], choices: Ch
 
 
 class PostgresVerifyReader:
-    """See ``capture.registry.VerifyReader``. Rows of children that inherit from the table are not its own. Values come
-    by plain SELECT from a cursor, as psycopg converts them: what the COPY decoder makes of them is to be proven."""
+    """See ``capture.registry.VerifyReader``. Leaves out rows of inheritance children. Reads by plain SELECT from a
+    cursor, with values as psycopg converts them: the COPY decoder is what ``lakefeed verify`` checks."""
 
     def __init__(self, dsn: str, table: TableId) -> None:
         self._database, self._dialect, self._table = Database(dsn), PostgresDialect(dsn), table
@@ -300,11 +301,11 @@ class PostgresVerifyReader:
 
 
 def _compared(value: str, kind: pa.DataType, rule: OutOfRange) -> str:
-    """SQL for a value as the lake is to have it. What rules do to it is done by the server here, not by the decoder."""
-    if pa.types.is_string(kind):  # as printed: a cast to text would strip the padding of char(n)
+    """SQL for a value as the lake should have it. The server applies the rule here, not the decoder."""
+    if pa.types.is_string(kind):  # as printed; a cast to text would strip the padding of char(n)
         return f"CASE WHEN {value} IS NULL THEN NULL ELSE format('%s', {value}) END"
     if pa.types.is_list(kind):
-        # In the order of unnest, without bounds and dimensions, which is what a list can have of them.
+        # In the order of unnest, without bounds and dimensions, which a list cannot have.
         element = _compared("e", kind.value_type, rule)
         elements = f"ARRAY(SELECT {element} FROM unnest({value}) WITH ORDINALITY AS u(e, n) ORDER BY n)"
         is_odd = f"array_ndims({value}) > 1 OR array_lower({value}, 1) <> 1" if rule is OutOfRange.NULL else "false"

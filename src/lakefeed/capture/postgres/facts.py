@@ -1,10 +1,10 @@
-"""TableFacts: from what the stream and the catalog say about a table to its layout, and what they do not say.
+"""TableFacts: derives the layout of a table from what the stream and the catalog say, and finds what the stream omits.
 
-The stream gives names, types and the replica identity as of that position of the log; column numbers, NOT NULL and the
-primary key come from the catalog, which was read later. ``match_columns`` tells nearly always which column is which;
-where it cannot, the table is copied again. The stream describes a table only before a row of it. So one that was
-dropped, or changed with no row since, or whose changes or partitions the stream leaves out, also while no process ran,
-is found by reading the catalog (``discover``).
+The stream has names, types and the replica identity as of that position of the log; column numbers, NOT NULL and the
+primary key come from the catalog, which was read later. ``match_columns`` nearly always finds out which column is
+which; if it cannot, the table is copied again. The stream describes a table only before a row of it. So tables that
+were dropped, that changed with no row since, or whose changes or partitions the stream leaves out are found by reading
+the catalog (``discover``), even if it happened while no process ran.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from lakefeed.change.choice import Choices
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId, TableSchema
 
-# A commit that nobody waits for (synchronous_commit = off) is visible 3 * wal_writer_delay before it is streamed.
+# A commit that nobody waits for (synchronous_commit = off) is visible up to 3 * wal_writer_delay before it is streamed.
 _FLUSH_SECONDS = 1.0
-_HIDDEN = 0  # no type: of a column that a column list leaves out
+_HIDDEN = 0  # no type: marks a column that a column list leaves out
 
 
 class _Captured(NamedTuple):
-    """A captured table at the last reading: its number in the publication, None if its changes were not published; and
-    how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
+    """A captured table at the last reading. ``member``: its number in the publication; None if its changes were not
+    published. ``source``: the table; None if it did not exist, or this process has not read it yet, in which case its
+    fingerprint is used."""
 
     member: int | None
     source: SourceTable | None
 
 
 class TableFacts(DeliveredSchemas[PostgresLsn]):
-    """See ``SchemaFacts``. ``resolve`` belongs to the stream's thread and asks nobody."""
+    """See ``SchemaFacts``. ``resolve`` belongs to the stream's thread and does no I/O."""
 
     def __init__(
         self, connections: Connections, names: Names, text_columns: Sequence[str], *, provision: bool,
@@ -57,16 +58,16 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         self._column_lists = column_lists
         self._delivered_at: PostgresLsn | None = None
         self.is_short: Callable[[PostgresLsn], bool] = lambda _: False
-        """Whether the stream, at a position, has to begin again: see ``PostgresResumePoint.is_short``."""
+        """Whether the stream, at a position, must start again: see ``PostgresResumePoint.is_short``."""
         self.choices = Choices(text_columns=tuple(text_columns))
         self._newest: dict[int, SourceTable] = {}
         self._not_whole: dict[TableId, list[str]] = {}
         self._captured: dict[TableId, _Captured] = {}
-        self._ahead: dict[TableId, PostgresLsn] = {}  # of tables whose shape was read ahead of the stream, until where
-        self._renamed: dict[int, TableId] = {}  # partitioned tables, with the name that the stream has of them
+        self._ahead: dict[TableId, PostgresLsn] = {}  # tables whose schema was read ahead of the stream, until where
+        self._renamed: dict[int, TableId] = {}  # partitioned tables, with the name that the stream uses for them
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
-        """What was delivered by an earlier process. Ids of columns have the relation's oid in them."""
+        """Schemas that an earlier process delivered. Column ids contain the oid of the relation."""
         for schema in schemas:
             if schema.columns and (first := schema.columns[0].id):
                 self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
@@ -75,11 +76,11 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         self.choices = replace(choices, text_columns=self.choices.text_columns)
 
     def wanted(self) -> Wanted:
-        """What is to be published."""
+        """What the pipeline wants to be published."""
         return Wanted(self._names, self.choices, self._column_lists)
 
     def _last(self, table: TableId, oid: int) -> TableSchema | None:
-        """As the same relation was last delivered."""
+        """The schema that this very relation was last delivered with."""
         known = self.known(table)
         return known.schema if known is not None and known.life == oid else None
 
@@ -91,7 +92,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         return (found[table], self._learn_source(sources[0], at)) if found else None
 
     def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
-        """``at`` is behind the reading: the stream may have rows of an older shape until there."""
+        """``at`` is after the reading: up to there the stream may have rows with an older schema."""
         schema = replace(source.schema(self.choices), fingerprint=catalog.fingerprint(source))
         with self._lock:
             self._newest[source.oid] = source
@@ -100,7 +101,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         return schema
 
     def resolve(self, relation: Relation, facts: CatalogFacts) -> Resolved:
-        """What a relation message means. The catalog is the newest that is known, be it from a copy."""
+        """What a relation message means. Uses the newest reading of the catalog, which may be that of a copy."""
         if "." in relation.schema:
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
@@ -111,7 +112,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         relation, sent = self._with_hidden(relation, source, last)
         names = [column.name for column in relation.columns]
         if source is None and last is not None and tuple(names) == last.names:
-            return Resolved(Layout(last, sent=sent))  # dropped since; its last rows are still to come
+            return Resolved(Layout(last, sent=sent))  # dropped since, but its last rows are still to come
         numbers, stale_reason = match_columns(names, last, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
         columns = []
@@ -126,29 +127,29 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             )
         of_catalog = source.key if source is not None else ()
         key = tuple(column.name for column in relation.columns if column.in_identity)
-        if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
+        if relation.identity == FULL:  # marks every column as key, so the key comes from the catalog
             key = of_catalog if set(of_catalog) <= set(names) else ()
-        elif set(of_catalog) == set(key):  # which has its order
+        elif set(of_catalog) == set(key):  # the catalog has its order
             key = of_catalog
         stated = SourceTable(relation.id, table, relation.identity, "p", "r", key, tuple(columns))
         schema = stated.schema(self.choices)
-        # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
+        # The stream has the identity of the partitioned table, but rows are logged by that of their partition.
         leaves = source.leaves if source is not None else ()
         whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
         if last is not None and table in self._ahead and source is not None:
             was, now = _shape(last), _shape(source.schema(self.choices))
             is_newer = max(numbers, default=0) > catalog.width_of(last.fingerprint)
-            if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
+            if was == now != _shape(schema) and not is_newer:  # from before the copy was planned: keep what is known
                 notice = RecopyNeeded(table, "its columns changed while it was being copied")
                 return Resolved(Layout(schema, whole, sent), Announced(notices=(notice,)))
         refusal = source.refusal(self.choices) if source is not None else None
         delivered, announced = self.change(Stated(relation.id, schema, refusal, stale_reason, _not_known(source)))
         if announced.schemas and source is not None and last is not None and last.fingerprint:
-            # What has to be noticed up to the reading of the catalog is reported here: it is remembered from now on.
+            # Whatever must be noticed up to that reading of the catalog is reported here, so the reading is remembered.
             stale = [notice for notice in announced.notices if isinstance(notice, RecopyNeeded)]
-            told = {name for notice in stale for name in (names if notice.columns is None else notice.columns)}
+            reported = {name for notice in stale for name in (names if notice.columns is None else notice.columns)}
             _, suspects = catalog.altered(None, last.fingerprint, source)
-            if all(column.name in told for column in delivered.columns if column.id in suspects):
+            if all(column.name in reported for column in delivered.columns if column.id in suspects):
                 delivered = replace(delivered, fingerprint=catalog.fingerprint(source))
                 self.deliver(relation.id, delivered)
                 announced = replace(announced, schemas=(delivered,))
@@ -157,8 +158,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def _with_hidden(
         self, relation: Relation, source: SourceTable | None, last: TableSchema | None
     ) -> tuple[Relation, tuple[bool, ...]]:
-        """A relation with the columns that a column list leaves out put back, each behind the one that it follows in
-        the catalog; and which of all are sent, none if all are. Only what the lake does not take can be hidden."""
+        """A relation with the columns that a column list leaves out inserted, each after the one that it follows in the
+        catalog; and which of its columns are sent, empty if all are. Only columns that the lake does not take can be
+        hidden."""
         choice, columns = self.choices.of(TableId(relation.schema, relation.name)), list(relation.columns)
         shown = source.columns if source is not None else last.columns if last is not None else ()
         before: str | None = None
@@ -175,8 +177,8 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         return relation._replace(columns=tuple(columns)), tuple(one.type != _HIDDEN for one in columns)
 
     def expect(self, tables: Sequence[TableId]) -> None:
-        """One of ``tables`` whose changes the publication leaves out has missed some; one may be gone. What is known of
-        a table from before a connection was lost stays: ``discover`` compares with that."""
+        """Find tables that have missed changes because the publication left them out, and tables that are gone. What
+        was known about a table before a connection was lost stays: ``discover`` compares with it."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
@@ -186,14 +188,13 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                     self._begin(table, None, there.get(table), published)
                 if table in there and (gap := published.gap(there[table])) is not None:
                     self._captured[table] = self._captured[table]._replace(member=None)
-                    if (
-                        there[table].refusal(self.choices) is None
-                    ):  # else it is blocked, and was taken out for that reason
+                    # A refused table is blocked, and was removed from the publication for that reason.
+                    if there[table].refusal(self.choices) is None:
                         self.later(_flushed(connection), RecopyNeeded(table, gap))
             self._find_dropped(connection, there)
 
     def prepared(self, tables: Sequence[TableId]) -> None:
-        """These are copied from now on: nothing of before is to be reported about them."""
+        """Copies of these tables start now: drop everything that was still to be reported about them."""
         with self._connections.connection() as connection, one_reading(connection):
             there = read_tables(connection)
             sources = catalog.with_columns(connection, [there[table] for table in tables if table in there])
@@ -203,7 +204,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             self._begin(source.id, source, source, published)
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:  # noqa: ARG002  # a copy's limits
-        """Compare all tables there are, the columns of those in question and what is published with before."""
+        """Compare all tables, the columns of the chosen ones, and what is published with the previous reading."""
         earlier = self.all_known()
         with self._connections.connection() as connection:
             with one_reading(connection):
@@ -234,11 +235,11 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         return Statement(" ".join(altered)) if altered else None
 
     def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], published: Publications) -> None:
-        """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
-        take out of the publication what must not be there any more."""
-        # Of a partitioned table that was renamed (seen with 15 and 18) changes arrive under the old name for as long as
-        # the connection lives. So once that is reported as dropped, the stream begins again; until then the new name is
-        # not offered, since its copy might be from before that.
+        """Find captured tables that are gone, whose changes the publication leaves out, or that lost partitions; and
+        remove from the publication what must no longer be in it."""
+        # After a partitioned table is renamed (seen with 15 and 18), its changes arrive under the old name for as long
+        # as the connection lives. So once the old name is reported as dropped, the stream starts again; until then the
+        # new name is not offered, since its copy might be from before that.
         partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
         with self._lock:
             gone = {one.life: table for table, one in self._known.items() if table not in there}
@@ -248,7 +249,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             source, gap = there[table], published.gap(there[table])
             now = _Captured(published.member(source) if gap is None else None, source)
             if gap is None and before.member not in (None, now.member):
-                gap = "it was taken out of the publication and put back"
+                gap = "it was removed from the publication and added again"
             reason = gap if before.member is not None else None
             was, last = before.source, self._last(table, source.oid)
             if was is None and last is not None and last.fingerprint:
@@ -262,7 +263,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 reason = reason or "it has another replica identity, so it is published in another way"
             self._captured[table] = now
             if reason is not None and not self.is_due_later(table):
-                # Only behind the reading: a copy of before would not have what a new partition has.
+                # Only after the reading: an earlier copy would lack what a new partition has.
                 self.later(_flushed(connection), RecopyNeeded(table, reason))
 
     def _begin(
@@ -273,7 +274,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         self.begin(table)
 
     def _find_dropped(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
-        """The stream says nothing of a table that was dropped."""
+        """The stream does not report that a table was dropped."""
         for table in [table for table in self._captured if table not in there]:
             del self._captured[table]
             self.later(_flushed(connection), TableDropped(table))
@@ -305,10 +306,11 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
 def match_columns(
     names: Sequence[str], before: TableSchema | None, source: SourceTable | None
 ) -> tuple[tuple[int, ...], str | None]:
-    """The attribute number of each column; and why existing rows may have other values than these numbers say.
-    ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it was read, before
-    or after ``names`` were in force. PostgreSQL counts columns up, never gives a number twice, and keeps dropped ones.
-    So a column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied."""
+    """The attribute number of each column; and why existing rows may have other values than these numbers suggest.
+    ``before`` is the last delivered schema of the same relation, ``source`` the catalog as it was read, before or after
+    ``names`` were in force. PostgreSQL numbers columns upwards, never reuses a number, and keeps dropped ones. So a
+    column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied
+    again."""
     was = {column.name: int((column.id or ".0").partition(".")[2]) for column in before.columns} if before else {}
     if source is None:
         unknown = itertools.count(max(was.values(), default=0) + 1)
@@ -327,12 +329,13 @@ def match_columns(
         swapped = name in was and was[name] != number and list(found) != list(now)
         replaced = name not in was and number in now.values() and any(one < number for one in gone)
         if swapped or (replaced and number > newest):
-            return numbers, f"which column {name} was when its rows were written is not known any more"
+            return numbers, f"it is no longer known which column {name} was when its rows were written"
     return numbers, None
 
 
 def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
-    """By name first, by order for the rest. Of names only those whose numbers grow: one given to another does not."""
+    """By name first, the rest by order. Only names with ascending numbers count: one that moved to another column does
+    not ascend."""
     live = {column.name: column.number for column in source.columns}
     by_name, last = list[int | None](), 0
     for name in names:
@@ -347,13 +350,13 @@ def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
 
 
 def _shape(schema: TableSchema) -> tuple[Any, ...]:
-    """What the stream and the catalog both say of a table."""
+    """What both the stream and the catalog state about a table."""
     return tuple((one.id, one.name, one.type, one.source_type) for one in schema.columns), schema.key
 
 
 def _not_known(source: SourceTable | None) -> dict[str, str]:
-    """Columns whose value in existing rows nobody can tell: with a default that is not kept as a value, or NOT NULL
-    without one, whose rows were rewritten, as for an identity column."""
+    """Columns whose values in existing rows cannot be derived: the default is not stored as a value, or the column is
+    NOT NULL without a default, so that rows were rewritten, as for an identity column."""
     if source is None:
         return {}
     unknown = [one for one in source.attributes if one.missing is not None or one.has_default or one.not_null]
@@ -362,7 +365,7 @@ def _not_known(source: SourceTable | None) -> dict[str, str]:
 
 
 def _flushed(connection: Connection) -> PostgresLsn:
-    """A position behind every commit that is visible now, where a record ends: the stream comes to no other."""
+    """A position after every commit that is visible now, at the end of a record: the stream reports no other ones."""
     written = inserted(connection)
     until = time.monotonic() + _FLUSH_SECONDS
     while (flushed := head(connection)) < written and time.monotonic() < until:

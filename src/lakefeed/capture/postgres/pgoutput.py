@@ -1,17 +1,18 @@
-"""pgoutput, protocol version 1: runs of messages → rows as Arrow columns. Pure and total: values or DecodeError.
+"""pgoutput, protocol version 1: runs of messages decoded to Arrow columns. Pure and total: rows or a DecodeError.
 
 Format: PostgreSQL documentation, "Logical Replication Message Formats". Integers are big-endian. A run is many messages
-in one buffer, seen as arrays; all row messages of a table are decoded together, column by column.
+in one buffer, viewed as arrays; all row messages of a table are decoded together, column by column.
 
 A tuple is a column count (int16), then for each column a kind: ``n`` NULL, ``u`` unchanged TOAST (not sent), ``t`` text
-with a length (int32) and its bytes, ``b`` binary, only where the server cannot print a row (``walsender``). Rules:
-- An update that changes the key is two rows, delete of the old key and insert of the new one; so is every update of a
-  table without a key, whose rows have no other identity than all their values.
-- An unchanged TOAST value is taken from the old image where there is one (REPLICA IDENTITY FULL), and listed as absent
-  otherwise; it is never NULL. In the insert of a changed key, too: the delete before it has the key of that value.
-- A key is all or nothing: a row with a part of its key missing is a DecodeError.
-- Rows in binary form are not decoded: their table is copied again, or blocked for the sake of a row that is too large.
-- A before image is the old row of an update or delete, and only a full one (the mark O), which has large values, too.
+with a length (int32) and its bytes, ``b`` binary, only if the server cannot print a row (``walsender``). Rules:
+- An update that changes the key becomes two rows, a delete of the old key and an insert of the new one; so does every
+  update of a table without a key, whose rows are identified by all their values.
+- An unchanged TOAST value is taken from the old row if there is one (REPLICA IDENTITY FULL), and otherwise listed as
+  absent; it is never NULL. That holds for the insert of a changed key, too: the delete before it has the key of the
+  value.
+- A key is all or nothing: a row that lacks part of its key is a DecodeError.
+- Rows in binary form are not decoded: their table is copied again, or blocked because of a row that is too large.
+- A before image is the old row of an update or delete, but only a full one (tuple type O), which has large values, too.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _RELATION, _TRUNCATE = (ord(letter) for letter in "BCIUDRT")
-_KNOWN = np.isin(np.arange(256), list(b"BCIUDRTYOM"))  # with types, origins and logical messages, which say nothing
-CHANGES = list(b"BIUDT")  # messages that every reading of the log has; descriptions are sent once in a connection
+_KNOWN = np.isin(np.arange(256), list(b"BCIUDRTYOM"))  # with types, origins and logical messages, which are ignored
+CHANGES = list(b"BIUDT")  # messages that every reading of the log repeats; relations are sent once per connection
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
-_PLACES = 3  # of the order that one row message has: before image, delete, and insert or update
+_PLACES = 3  # order numbers that each row message occupies: before image, delete, and insert or update
 _ABSENT = pa.list_(pa.string())
 PIECE_BYTES = 4 << 20
-_PIECE_MESSAGES = 12_000  # decoded at a time: fewer cost more each, more leave the processor's caches
-LARGE_BYTES = 64 << 20  # from here on a row in binary form may be what cannot be printed, eight times as long at most
+_PIECE_MESSAGES = 12_000  # decoded at a time: fewer cost more each, more exceed the processor's caches
+LARGE_BYTES = 64 << 20  # a binary row from this size on may be the one that cannot be printed: text has 8 times at most
 
 
 class _BinaryError(DecodeError):
-    """Rows came in binary form."""
+    """A row is in binary form."""
 
 
 class RelationColumn(NamedTuple):
@@ -61,7 +62,7 @@ class RelationColumn(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A table as the stream describes it before its first row, and again after each change of it."""
+    """A table as the stream describes it before its first row, and again after each change of its definition."""
 
     id: int
     schema: str
@@ -86,15 +87,15 @@ def read_relation(message: bytes) -> Relation:
     except (struct.error, ValueError, IndexError) as error:
         raise DecodeError("a relation message ends too early, or has a name that is not UTF-8") from error
     if rest or found.identity not in "dnfi" or not table:
-        raise DecodeError(f"a relation message of {found.schema}.{found.name} has bytes left over, or no identity")
+        raise DecodeError(f"a relation message of {found.schema}.{found.name} has excess bytes, or no identity")
     return found
 
 
 def read_truncate(message: bytes) -> tuple[int, ...]:
-    """The relations that are truncated. The options (cascade, restart identity) change nothing for us."""
+    """The relations that are truncated. The options (cascade, restart identity) do not matter here."""
     head, count = struct.calcsize(">cIB"), int.from_bytes(message[1:5], "big")
     if len(message) != head + 4 * count:
-        raise DecodeError("a truncate message names more tables than it holds, or fewer")
+        raise DecodeError("a truncate message does not have the number of tables that it states")
     return struct.unpack_from(f">{count}I", message, head)
 
 
@@ -103,13 +104,13 @@ def described(run: Messages) -> list[Relation]:
 
 
 def committed(run: Messages) -> int:
-    """How many messages there are up to the last COMMIT."""
+    """The number of messages up to the last COMMIT."""
     found = np.flatnonzero(run.kinds == _COMMIT)
     return int(found[-1]) + 1 if len(found) else 0
 
 
 def without(run: Messages, given: int) -> tuple[Messages, int]:
-    """A run up to its first COMMIT, without the first ``given`` of its changes, and how many these were."""
+    """A run up to its first COMMIT, without the first ``given`` of its changes, and how many were left out."""
     commits = np.flatnonzero(run.kinds == _COMMIT)
     run = run[: int(commits[0]) + 1] if len(commits) else run
     is_change = np.isin(run.kinds, CHANGES)
@@ -119,9 +120,10 @@ def without(run: Messages, given: int) -> tuple[Messages, int]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows of a relation, with the columns of its message, become rows of a table. No key: rows match as a whole.
-    ``whole_old_rows``: an old row that is said to be full is. Not so where a partition has another identity. ``sent``:
-    which columns of the schema the message has, where a column list leaves some out, which are NULL; none: all."""
+    """How rows of a relation, with the columns of its message, become rows of a table. Without a key, rows match as a
+    whole. ``whole_old_rows``: an old row that claims to be full really is; not so if a partition has another identity.
+    ``sent``: which columns of the schema the message has, if a column list leaves some out; those are NULL. Empty means
+    all."""
 
     schema: TableSchema
     whole_old_rows: bool = True
@@ -129,13 +131,13 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """How many columns a row of the log has."""
+        """How many columns a row in the log has."""
         return sum(self.sent) if self.sent else len(self.schema.columns)
 
-    def spread(self, run: Messages, at: Ints, values: list[Slices], unsent: list[Mask]) -> None:
-        """Put in the columns that are not sent, as NULL: whoever has them left out drops them."""
+    def spread(self, run: Messages, rows: int, values: list[Slices], unsent: list[Mask]) -> None:
+        """Insert the columns that are not sent, as NULL; the flow drops them."""
         for index in (index for index, is_sent in enumerate(self.sent) if not is_sent):
-            nothing, never = np.zeros(len(at), np.int64), np.zeros(len(at), dtype=bool)
+            nothing, never = np.zeros(rows, np.int64), np.zeros(rows, dtype=bool)
             values.insert(index, Slices(run.data, nothing, nothing.copy(), never))
             unsent.insert(index, never.copy())
 
@@ -146,7 +148,7 @@ class Layout:
 
 
 class Resolved(NamedTuple):
-    """What a relation message means. No layout: the table is not captured."""
+    """What a relation message means. Without a layout, the table is not captured."""
 
     layout: Layout | None
     announced: Announced = Announced()
@@ -154,8 +156,9 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WalPiece:
-    """What has come: ``messages`` of the server, among them a run of the log; and what the catalog says about relations
-    in it. ``idle_at``: at ``sent_us`` (its clock, since 1970) its last word was that there is no more until there."""
+    """What has arrived: the number of messages from the server, those of the log among them as a run, and what the
+    catalog says about the relations in it. ``idle_at``: the server's last message, at ``sent_us`` (its clock, since
+    1970), said that the log has nothing more up to there."""
 
     run: Messages = field(default_factory=join)
     facts: CatalogFacts = field(default_factory=CatalogFacts)
@@ -165,33 +168,33 @@ class WalPiece:
 
 
 def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slices], list[Mask], Ints]:
-    """The tuples that begin at ``at``: the values of each column, which of them the source did not send (that is not
-    NULL), and where the tuples end. DecodeError for anything else, or for one that reaches beyond its ``limit``."""
+    """The tuples that begin at ``at``: the values of each column, which of them the source did not send (which is not
+    NULL), and where the tuples end. DecodeError for anything else, or for a tuple that exceeds its ``limit``."""
     data, counts = run.data, numbers(run.data, at, ">u2")
     if np.any(counts != columns):
         found = int(counts[np.flatnonzero(counts != columns)[0]])
         raise DecodeError(f"a row has {found} columns, its relation message has {columns}")
-    values, missing, place = [], [], at + 2
+    values, missing, offset = [], [], at + 2
     for _ in range(columns):
-        # The data is padded, and a place before this column is within its limit: what is read here is there.
-        kinds = data[place]
+        # The data is padded, and the offset before this column is within the limit, so these bytes exist.
+        kinds = data[offset]
         sent, unsent = kinds == _TEXT, kinds == _UNCHANGED
         if not np.all(sent | unsent | (kinds == _NULL)):
             if np.any(kinds == _BINARY):
                 raise _BinaryError("a column is in binary form")
             raise DecodeError("a column is neither NULL, unchanged nor text, or its message ends before it")
-        lengths = np.where(sent, numbers(data, place + 1, ">i4"), 0)
-        starts = np.where(sent, place + 5, place + 1)
-        place = starts + lengths
-        if np.any(lengths < 0) or np.any(place > limit):
+        lengths = np.where(sent, numbers(data, offset + 1, ">i4"), 0)
+        starts = np.where(sent, offset + 5, offset + 1)
+        offset = starts + lengths
+        if np.any(lengths < 0) or np.any(offset > limit):
             raise DecodeError("a message ends inside a row, or a column has a negative length")
         values.append(Slices(data, starts, lengths, sent))
         missing.append(unsent)
-    return values, missing, place
+    return values, missing, offset
 
 
 def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, *, before_images: bool) -> Rows:
-    """The rows that the messages ``chosen``, all of one relation, make. Each message has ``_PLACES`` in the order."""
+    """The rows of the messages ``chosen``, all of one relation. Each message occupies ``_PLACES`` order numbers."""
     # 1. The first tuple of each message, and the second one of updates that carry the old row.
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):
@@ -200,36 +203,36 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
     inserts, updates, deletes = kinds == _INSERT, kinds == _UPDATE, kinds == _DELETE
     has_new, has_old = marks == _NEW, (marks == _KEY) | (marks == _OLD)
     if not np.all(inserts & has_new | updates & (has_new | has_old) | deletes & has_old):
-        raise DecodeError("a row message holds neither a new row nor an old one where it should")
+        raise DecodeError("a row message lacks the new or the old row that it must have")
     if not layout.schema.key and np.any(~inserts & (marks != _OLD)):
-        raise DecodeError(f"a change of {layout.schema.table}, which has no key, came without the old row")
+        raise DecodeError(f"{layout.schema.table} has no key, and a change of it lacks the old row")
     values, unsent, stops = walk(run, begins + _TUPLE, ends, width)
     if layout.sent:
-        layout.spread(run, begins, values, unsent)
+        layout.spread(run, count, values, unsent)
     new, moved = np.arange(count), np.zeros(count, dtype=bool)
     twice = np.flatnonzero(updates & has_old)
     if len(twice):
         if np.any(stops[twice] >= ends[twice]) or np.any(run.data[stops[twice]] != _NEW):
-            raise DecodeError("an update has an old row and no new one")
+            raise DecodeError("an update has an old row but no new one")
         after, after_unsent, stops[twice] = walk(run, stops[twice] + 1, ends[twice], width)
         if layout.sent:
-            layout.spread(run, twice, after, after_unsent)
+            layout.spread(run, len(twice), after, after_unsent)
         full, changed = (marks[twice] == _OLD) & layout.whole_old_rows, np.full(len(twice), not layout.key)
-        for place, own in enumerate(after):
-            # What was not sent is taken from the old row: all of a full one, the key of any.
-            before = values[place].take(twice)
-            filled = after_unsent[place] & ~unsent[place][twice] & (full | (place in layout.key))
+        for index, own in enumerate(after):
+            # Values that were not sent come from the old row: all of them if it is full, otherwise the key's.
+            before = values[index].take(twice)
+            filled = after_unsent[index] & ~unsent[index][twice] & (full | (index in layout.key))
             own.starts[filled], own.lengths[filled] = before.starts[filled], before.lengths[filled]
-            own.valid[filled], after_unsent[place][filled] = before.valid[filled], False
-            if place in layout.key:
+            own.valid[filled], after_unsent[index][filled] = before.valid[filled], False
+            if index in layout.key:
                 is_same: Any = pc.equal(before.binary(), own.binary())
                 changed |= ~is_same.fill_null(False).to_numpy(zero_copy_only=False)
-            values[place], unsent[place] = values[place].then(own), np.append(unsent[place], after_unsent[place])
+            values[index], unsent[index] = values[index].then(own), np.append(unsent[index], after_unsent[index])
         new[twice], moved[twice] = count + np.arange(len(twice)), changed
     if np.any(stops != ends):
-        raise DecodeError("a row message has bytes left over")
+        raise DecodeError("a row message has excess bytes")
 
-    # 2. The rows: of which message, which of its tuples, and what they do.
+    # 2. The rows: which message and which of its tuples each comes from, and its operation.
     images = ~inserts & (marks == _OLD) & (before_images and layout.whole_old_rows)
     rows, places = np.nonzero(np.stack((images, deletes | moved, ~deletes), axis=1))
     is_new = places == _PLACES - 1
@@ -248,15 +251,15 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
 def _columns(
     values: list[Slices], unsent: list[Mask], deletes: Mask, layout: Layout, replaced: dict[str, int]
 ) -> tuple[list[Any], Any]:
-    """The columns of the rows; and for each row, which columns the source did not send. ``replaced`` gets how many
-    values of each column its rule has replaced."""
+    """The columns of the rows; and for each row, which columns the source did not send. Adds to ``replaced`` how many
+    values of each column its rule replaced."""
     schema, key, columns = layout.schema, layout.key, []
     has_deletes = bool(key) and bool(deletes.any())
-    for place, (column, own) in enumerate(zip(schema.columns, values, strict=True)):
-        if place in key and not own.valid.all():
+    for index, (column, own) in enumerate(zip(schema.columns, values, strict=True)):
+        if index in key and not own.valid.all():
             raise DecodeError(f"a row of {schema.table} has no value for the key column {column.name}")
-        if place not in key and has_deletes:
-            own.valid[deletes] = False  # deletes carry the key alone, and nothing of them is missing
+        if index not in key and has_deletes:
+            own.valid[deletes] = False  # deletes carry only the key, and none of their columns counts as absent
         before = REPLACED.values
         try:
             columns.append(to_arrow(own.binary(), column.type, column.out_of_range))
@@ -267,7 +270,7 @@ def _columns(
     if not any(one.any() for one in unsent):
         return columns, pa.nulls(len(deletes), _ABSENT)
     if not key:
-        raise DecodeError(f"{schema.table} has no key, and a row of it came without all of its values")
+        raise DecodeError(f"{schema.table} has no key, and a row of it lacks some of its values")
     gaps: Any = np.stack(unsent, axis=1) & ~deletes[:, None]
     rows, places = np.nonzero(gaps)
     offsets: Any = pa.array(np.searchsorted(rows, np.arange(len(gaps) + 1)).astype(np.int32))
@@ -276,10 +279,10 @@ def _columns(
 
 
 class PgoutputDecoder:
-    """See ``capture.log.Decoder``. Whole transactions are decoded as they come. The beginning of one is kept until its
-    commit has come, too, so that a change set can be cut before it; unless it is large: then it is given in parts.
+    """See ``capture.log.Decoder``. Decodes whole transactions as they arrive. The beginning of a transaction is kept
+    until its commit arrives, so that a change set can be cut before it; a large one is returned in parts.
 
-    ``resolve`` says what a relation message means, given the facts of the piece; it asks nobody either."""
+    ``resolve`` says what a relation message means, given the facts of the piece; it does no I/O either."""
 
     def __init__(self, resolve: Callable[[Relation, CatalogFacts], Resolved], *, before_images: bool = False) -> None:
         self._resolve, self._before_images = resolve, before_images
@@ -308,7 +311,7 @@ class PgoutputDecoder:
         return decoded
 
     def _decoded(self, run: Messages) -> Decoded[PostgresLsn]:
-        """1. transactions, 2. an order for every message, 3. described tables, truncates and the rows between them."""
+        """1. transactions, 2. an order number for every message, 3. relations, truncates and the rows between them."""
         kinds, data, lengths = run.kinds, run.data, run.ends - run.begins
         if np.any(lengths <= 0) or not np.all(_KNOWN[kinds]):
             raise DecodeError("a message is empty, or of an unknown kind")
@@ -323,7 +326,7 @@ class PgoutputDecoder:
         made = Decoded[PostgresLsn](continues=self._open is not None)
         at = run.begins[begin]
         times, xids = numbers(data, at + 9, ">i8") + EPOCH_US, numbers(data, at + 17, ">u4")
-        # Of each COMMIT, where its record *ends*: that is the position to resume from (T1).
+        # The *end* of each commit record: that is the position to resume from.
         ends: list[int] = numbers(data, run.begins[commit] + 10, ">u8", np.uint64).tolist()
         known = [(self._open.time_us, self._open.id)] if self._open is not None else []
         known += zip(times.tolist(), map(str, xids.tolist()), strict=True)
@@ -344,11 +347,11 @@ class PgoutputDecoder:
             for first in range(start, index, _PIECE_MESSAGES):
                 last = min(first + _PIECE_MESSAGES, index)
                 self._tables(run, first + np.flatnonzero(is_row[first:last]), order, codes, made)
-            for place, relation in enumerate(truncates.get(index, ())):
+            for nth, relation in enumerate(truncates.get(index, ())):
                 if (layout := self._layout(relation)) is not None:
                     empty = [pa.array([None], column.type) for column in layout.schema.columns]
                     operation, one = np.full(1, int(Operation.TRUNCATE), np.int8), slice(index, index + 1)
-                    made.items.append(Rows(layout.schema, empty, operation, order[one] + place, codes[one]))
+                    made.items.append(Rows(layout.schema, empty, operation, order[one] + nth, codes[one]))
             if index < len(run) and index not in truncates:
                 table = read_relation(run.message(index))
                 self._layouts[table.id], announced = self._resolve(table, self._facts)
@@ -357,13 +360,13 @@ class PgoutputDecoder:
         return made
 
     def _layout(self, relation: int) -> Layout | None:
-        """None: the table is not captured."""
+        """None if the table is not captured."""
         if relation not in self._layouts:
-            raise DecodeError(f"a row of relation {relation} came before its description")
+            raise DecodeError(f"a row of relation {relation} came before its relation message")
         return self._layouts[relation]
 
     def _tables(self, run: Messages, chosen: Ints, order: Ints, codes: Any, made: Decoded[PostgresLsn]) -> None:
-        """The row messages ``chosen``, table by table."""
+        """Decode the row messages ``chosen``, table by table."""
         if np.any(run.begins[chosen] + 5 > run.ends[chosen]):
             raise DecodeError("a row message ends too early")
         relations = numbers(run.data, run.begins[chosen] + 1, ">u4")

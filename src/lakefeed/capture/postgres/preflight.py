@@ -1,4 +1,4 @@
-"""``lakefeed check`` for PostgreSQL: what stands in the way, and the statement that repairs it."""
+"""``lakefeed check`` for PostgreSQL: what prevents capture, and the statements that repair it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(c
        AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
   FROM pg_class c WHERE c.oid = ANY(%s)"""
 
-_Found = tuple[bool, Level, str, str]  # whether it is so, how bad that is, the problem and what repairs it
+_Found = tuple[bool, Level, str, str]  # whether the problem exists, its level, the problem, the remedy
 
 
 def check_source(
     database: Database, asked: Callable[[], Wanted], choose: Choose, *, provision: bool, before_images: bool
 ) -> tuple[Finding, ...]:
-    """All findings. An unreachable server is an error and not a finding."""
+    """All findings. An unreachable server raises an error."""
     wanted = asked()
     names, choices = wanted.names, wanted.choices
     with database.connection(names.slot) as connection:
@@ -75,14 +75,14 @@ def check_source(
             rights = {"reads": reads, "enters": enters, "hides": hides}
             found += _findings(_of_table(table, user, before_images=before_images, **rights), table.id)
             found += _findings(_of_columns(table, published), table.id)
-        # Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence.
+        # Tables in the chosen schemas whose changes the log does not have: reported, not skipped in silence.
         schemas = {table.schema for table in chosen or there}
         for name, source in there.items():
             if (refusal := source.refusal(choices)) is not None and name.schema in schemas:
                 found += _findings([
                     (True, _WARNING, f"left out: {refusal.reason}", refusal.remedy),
                     (published.main.member(name) is not None, _ERROR,
-                     "it is published all the same, so that UPDATE and DELETE of it may fail",
+                     "it is published all the same, so PostgreSQL may refuse UPDATE and DELETE on it",
                      Statement(f"{published.main.removal(name)};")),
                 ], name)  # fmt: skip
     return tuple(found)
@@ -98,32 +98,32 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
     (user, replicates, in_recovery, wal_level, keep_size, encoding, *in_use, standbys, awaited) = connection.one(
         _SERVER
     )
-    version, needed = connection.info.server_version, 1 if slot is not None else 2  # a temporary one for a copy, too
+    version, needed = connection.info.server_version, 1 if slot is not None else 2  # a copy needs a temporary one, too
     host, mode = connection.info.host or "/", database.parameters.get("sslmode", "prefer")
-    # T27: ``prefer``, the default, falls back to plain text without a word.
+    # ``prefer``, the default, silently falls back to plain text.
     is_open = not host.startswith("/") and host not in _LOCAL and mode not in _ENCRYPTED
     lost, status = (slot.lost, slot.report["wal_status"]) if slot is not None else (None, None)
     is_converted, pids = encoding not in ("UTF8", "SQL_ASCII"), {(connection.info.backend_pid,)}
-    if slot is None and version >= OLDEST:  # a pooler answers SQL, but has another backend behind each transaction
+    if slot is None and version >= OLDEST:  # behind a pooler, each transaction may have another backend
         pids |= {connection.one("SELECT pg_backend_pid()") for _ in range(3)}
     return [
         (version < OLDEST, _ERROR, f"PostgreSQL {version // 10000} is too old; 15 or newer is needed", "Upgrade it."),
         (wal_level != "logical", _ERROR, f"wal_level is {wal_level}; logical decoding needs logical",
          Statement("ALTER SYSTEM SET wal_level = 'logical'; -- then restart the server")),
-        (not replicates, _ERROR, f"the role {user} may not replicate",
+        (not replicates, _ERROR, f"the role {user} lacks the attribute REPLICATION",
          Statement(f"ALTER ROLE {quoted(user)} REPLICATION;")),
-        (in_recovery, _ERROR, "the server is a standby; slot and publication are made elsewhere", "Use the primary."),
+        (in_recovery, _ERROR, "the server is a standby; slot and publication need the primary", "Use the primary."),
         (is_converted, _WARNING, f"the database's encoding is {encoding}", "It is converted to UTF-8."),
         (keep_size == "-1", _WARNING,
          "max_slot_wal_keep_size is unlimited: a pipeline that is stopped for long can fill the server's disk",
          Statement("ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();")),
-        (is_open, _WARNING, f"sslmode={mode} does not insist on encryption", "Add sslmode=verify-full to source.dsn."),
+        (is_open, _WARNING, f"sslmode={mode} does not require encryption", "Add sslmode=verify-full to source.dsn."),
         (bool(standbys) and not awaited, _WARNING,
-         "synchronized_standby_slots is empty: a promoted standby may lack what was captured, and all is copied again",
+         "synchronized_standby_slots is empty: a promoted standby may lack captured changes, and all is copied again",
          Statement(f"ALTER SYSTEM SET synchronized_standby_slots = '{standbys}'; SELECT pg_reload_conf();")),
         (slot is not None and slot.report.get("failover") is False, _WARNING,
-         f"the slot {names.slot} is not kept for a fail-over",
-         "Start the pipeline with source.provision, which sets that: lakefeed sync FILE"),
+         f"the slot {names.slot} does not survive a fail-over",
+         "Start the pipeline with source.provision, which changes that: lakefeed sync FILE"),
         (lost is not None, _ERROR, f"the slot {names.slot} was invalidated: {lost}",
          "Begin again, which copies every table: lakefeed uninstall FILE, then lakefeed sync FILE"),
         (status == "unreserved", _WARNING, f"the slot {names.slot} is about to lose its log",
@@ -133,13 +133,13 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
              Statement(f"ALTER SYSTEM SET {name} = {most + 4}; -- then restart the server"))
             for used, most, name in ((*in_use[:2], "max_replication_slots"), (*in_use[2:], "max_wal_senders"))
         ),
-        (len(pids) > 1, _ERROR, "a connection pooler is in between; replication needs the server itself",
+        (len(pids) > 1, _ERROR, "a connection pooler is in between; replication needs a direct connection",
          "Correct source.dsn."),
     ]  # fmt: skip
 
 
 def _of_columns(table: SourceTable, published: Publications) -> list[_Found]:
-    """What column lists mean for a table, and that a table without a key is followed by its inserts alone."""
+    """What column lists mean for a table, and whether only its inserts are captured for lack of a key."""
     coverage, columns = published.of(table), published.wanted.columns(table)
     again = f"{coverage.removal(table.id)}; {Coverage(coverage.name, members={}).statement({table.id: columns})};"
     is_full = published.wanted.column_lists and not columns and any(
@@ -147,10 +147,10 @@ def _of_columns(table: SourceTable, published: Publications) -> list[_Found]:
     )  # fmt: skip
     return [
         (coverage is published.inserts, _WARNING,
-         "it has no key and is followed by its inserts alone (keyless: inserts); updates and deletes are not seen",
-         "Compare now and then: lakefeed verify FILE. To follow all changes, give the table a primary key."),
+         "it has no key, and only its inserts are captured (keyless: inserts); updates and deletes are not seen",
+         "Compare now and then: lakefeed verify FILE. To capture all changes, give the table a primary key."),
         (bool(columns) and coverage.member(table.id) is not None and table.id not in coverage.hidden, _WARNING,
-         "it is published with all its columns, although some are left out; it is copied again once they are not",
+         "it is published with all its columns, although some are left out; once they are not, it is copied again",
          Statement(again)),
         (is_full, _WARNING,
          "its replica identity is FULL, so columns that are left out still leave the server", "Give it a primary key."),
@@ -160,7 +160,7 @@ def _of_columns(table: SourceTable, published: Publications) -> list[_Found]:
 def _of_publication(
     published: Publications, slot: Slot | None, tables: Sequence[SourceTable], version: int, *, provision: bool
 ) -> list[_Found]:
-    """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
+    """What ``prepare`` will create. Without ``provision`` somebody else has to, so each statement is an error."""
     coverage, names = published.main, published.wanted.names
     is_there, statement = coverage.members is not None, "; ".join(published.statements(tables))
     missing = sum(published.member(table) is None for table in tables)
@@ -169,8 +169,8 @@ def _of_publication(
         (bool(statement) and (is_there or not provision), _WARNING if provision else _ERROR,
          f"{missing} {'table is' if missing == 1 else 'tables are'} not published yet", Statement(f"{statement};")),
         (provision and not is_there and slot is not None, _WARNING,
-         f"the publication {names.publication} was dropped, so that changes are in no stream since then",
-         "Start the pipeline: it is made again, and every table is copied again: lakefeed sync FILE"),
+         f"the publication {names.publication} was dropped, so no stream has the changes since then",
+         "Start the pipeline: it recreates the publication, and every table is copied again: lakefeed sync FILE"),
         (not provision and slot is None, _ERROR, "there is no replication slot, and source.provision is off",
          Statement(f"{slot_statement(names.slot, version)};")),
     ]  # fmt: skip
@@ -183,7 +183,7 @@ def _of_rights(
     tables: Sequence[SourceTable],
     unpublished: Sequence[int],
 ) -> list[_Found]:
-    """What keeps this role from publishing tables itself. Somebody who may publishes them for it, once."""
+    """What keeps this role from publishing tables itself. Somebody with the privileges publishes them for it, once."""
     coverage = published.main
     creates, database, alters, foreign = connection.one(_RIGHTS, coverage.name, list(unpublished))
     is_there, statement = coverage.members is not None, Statement(f"{'; '.join(published.statements(tables))};")

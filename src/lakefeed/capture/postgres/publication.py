@@ -1,12 +1,13 @@
-"""What the source publishes for one pipeline, and what it should: two publications, compared with the tables there are.
+"""What the source publishes for one pipeline, and what it should publish: two publications, compared with the tables.
 
-The first one has tables with an identity. The second one, called ``…_inserts``, has those without, where a rule says
-``keyless: inserts``: it publishes inserts and truncates alone, so that PostgreSQL never refuses the application's
-UPDATE and DELETE of them. It is made only where a rule asks for it. Up to PostgreSQL 17 a stream cannot go over changes
-from before a publication that it names; so the second one has a comment with the position from which it may be named.
+The first one has the tables with a replica identity. The second one, named ``…_inserts``, has those without one for
+which a rule says ``keyless: inserts``: it publishes only inserts and truncates, so that PostgreSQL never refuses the
+application's UPDATE and DELETE on them. It is created only if a rule asks for it. Up to PostgreSQL 17, a stream cannot
+read changes from before the creation of a publication that it names; so a comment on the second one has the position
+from which on a stream may name it.
 
-With ``column_lists`` a table that the lake takes some columns of is published with these alone: the others never leave
-the server. Not so a table with REPLICA IDENTITY FULL, whose UPDATEs PostgreSQL would then refuse.
+With ``column_lists``, a table of which the lake takes only some columns is published with a column list: the other
+columns never leave the server. That excludes tables with REPLICA IDENTITY FULL, whose UPDATEs PostgreSQL would refuse.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 _KINDS = ("insert", "update", "delete", "truncate")
 _PENDING, _SINCE = "lakefeed: being made", re.compile(r"lakefeed: since ([0-9A-F]+/[0-9A-F]+)")
 
-# Columns that a column list leaves out, of those that a stream could have.
+# With the columns that a column list leaves out, of those that a stream could have.
 _PUBLISHED = """
 SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8, r.prqual IS NOT NULL, r.prattrs IS NOT NULL,
        CASE WHEN r.prattrs IS NOT NULL THEN ARRAY(
@@ -45,9 +46,9 @@ SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8, r.prqual IS NOT 
 
 
 class Shortcoming(NamedTuple):
-    """Why a publication does not publish everything, or something else than a copy has, with the statement that
-    repairs it. ``table`` is the one it concerns, None for all. Not ``misses``: tables in question are not published.
-    ``is_list``: it is about a column list, which the pipeline makes again where it makes them itself."""
+    """Why a publication does not publish everything, or publishes something that a copy does not have, with the
+    statement that repairs it. ``table`` is the table concerned; None means all. ``misses``: changes of the table are
+    not published. ``is_list``: the problem is a column list, which the pipeline recreates if it makes them itself."""
 
     problem: str
     remedy: str
@@ -58,14 +59,14 @@ class Shortcoming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one pipeline is to have published."""
+    """What one pipeline wants to be published."""
 
     names: Names
     choices: Choices = NOTHING_CHOSEN
     column_lists: bool = False
 
     def columns(self, source: SourceTable) -> tuple[str, ...]:
-        """The column list of a table, whose columns were read; none: all columns."""
+        """The column list of a table, whose columns must have been read; empty means all columns."""
         if not self.column_lists or source.identity == FULL or any(leaf.identity == FULL for leaf in source.leaves):
             return ()
         choice, names = self.choices.of(source.id), [column.name for column in source.columns]
@@ -79,9 +80,9 @@ class Wanted:
 
 
 class Coverage(NamedTuple):
-    """What a publication publishes at one moment. ``members`` are its tables, each with a number that is another one if
-    the table was taken out and put back, or the publication made again; None if there is no publication. ``hidden``
-    are columns that a column list leaves out, by table. ``since``: from which position on a stream may name it."""
+    """What a publication publishes at one moment. ``members`` are its tables, each with a number that changes if the
+    table is removed and added again or the publication is recreated; None if there is no publication. ``hidden`` has,
+    by table, the columns that a column list leaves out. ``since``: from which position on a stream may name it."""
 
     name: str
     kinds: tuple[str, ...] = _KINDS
@@ -92,18 +93,18 @@ class Coverage(NamedTuple):
     is_pending: bool = False
 
     def gap(self, table: TableId) -> str | None:
-        """Why changes of a table are not published, None if they are."""
+        """Why changes of a table are not published; None if they are."""
         if self.members is None:
             return f"the publication {self.name} was dropped"
         if table not in self.members:
-            return "it is not published any more"
+            return "it is no longer published"
         return next((one.problem for one in self.shortcomings if one.misses and one.table in (None, table)), None)
 
     def member(self, table: TableId) -> int | None:
         return (self.members or {}).get(table)
 
     def refuses(self, source: SourceTable) -> bool:
-        """Whether the table is published with a column list under which PostgreSQL refuses its UPDATE and DELETE."""
+        """Whether the table has a column list that makes PostgreSQL refuse its UPDATE and DELETE."""
         hidden = self.hidden.get(source.id)
         is_full = source.identity == FULL or any(leaf.identity == FULL for leaf in source.leaves)
         return hidden is not None and (is_full or bool(set(hidden) & set(source.key)))
@@ -112,10 +113,11 @@ class Coverage(NamedTuple):
         return f"ALTER PUBLICATION {quoted(self.name)} DROP TABLE ONLY {sql_name(table)}"
 
     def statement(self, wanted: Mapping[TableId, tuple[str, ...]]) -> str | None:
-        """The SQL that makes the publication cover the tables ``wanted``, with their column lists; None if it does."""
+        """The SQL that makes the publication cover the tables ``wanted``, with their column lists; None if it already
+        does."""
         lists = {one.table for one in self.shortcomings if one.is_list}
         missing = sorted(table for table in wanted if self.member(table) is None or table in lists)
-        # ONLY: children would be published, too, and without an identity the application's UPDATEs of them would fail.
+        # ONLY: otherwise its children are published, too, and UPDATEs of a child without an identity would fail.
         tables = ", ".join(_listed(table, wanted[table]) for table in missing)
         if self.members is None:
             of, publish = f" FOR TABLE {tables}" if tables else "", ""
@@ -140,23 +142,23 @@ class Publications(NamedTuple):
         return self.of(source).gap(source.id)
 
     def member(self, source: SourceTable) -> int | None:
-        """Numbers of the two never meet: they are oids."""
+        """The numbers of both publications are oids, so they never collide."""
         return self.of(source).member(source.id)
 
     def is_refused(self, source: SourceTable) -> bool:
-        """Whether PostgreSQL refuses UPDATE and DELETE of a table that can be published in another way: by its inserts,
-        or without a column list."""
+        """Whether PostgreSQL refuses UPDATE and DELETE on a table that could be published in another way: only its
+        inserts, or without a column list."""
         is_left = self.of(source) is self.inserts and self.main.member(source.id) is not None
         return is_left or self.main.refuses(source)
 
     @property
     def shortcomings(self) -> tuple[Shortcoming, ...]:
-        """Without those that the pipeline repairs itself when it publishes their table."""
+        """Without those that the pipeline repairs itself when it publishes the table."""
         found = (*self.main.shortcomings, *self.inserts.shortcomings)
         return tuple(one for one in found if not (one.is_list and self.wanted.column_lists))
 
     def statements(self, sources: Iterable[SourceTable]) -> tuple[str, ...]:
-        """The SQL that publishes these tables, whose columns were read."""
+        """The SQL that publishes these tables, whose columns must have been read."""
         found = list[str]()
         for coverage in (self.main, self.inserts):
             own = [source for source in sources if self.of(source) is coverage]
@@ -166,7 +168,7 @@ class Publications(NamedTuple):
 
 
 def read_publications(connection: Connection, wanted: Wanted, there: Mapping[TableId, SourceTable]) -> Publications:
-    """``there`` are the tables of the database."""
+    """Both publications as they are now. ``there`` are the tables of the database."""
     main = _coverage(connection, wanted.names.publication, _KINDS, wanted, there)
     inserts = _coverage(connection, wanted.names.inserts, ("insert", "truncate"), wanted, there)
     return Publications(wanted, main, inserts)
@@ -179,7 +181,7 @@ def _coverage(
     row = connection.execute(query, (name,)).fetchone()
     if row is None:
         return Coverage(name, kinds)
-    options: dict[str, Any] = row[0]  # as JSON, because each version of PostgreSQL has other columns there
+    options: dict[str, Any] = row[0]  # as JSON, because the columns differ between versions of PostgreSQL
     comment = str(row[1] or "")
     publication, alter = f"publication {quoted(name)}", f"ALTER PUBLICATION {quoted(name)}"
     found, members, hidden = list[Shortcoming](), dict[TableId, int](), dict[TableId, tuple[str, ...]]()
@@ -203,7 +205,7 @@ def _coverage(
         lacks = any(choice.takes(column) or column in key for column in left_out)
         if has_list:
             hidden[table] = tuple(left_out)
-        if is_filtered or lacks or (has_list and not choice.columns):  # the last would lack what is added later
+        if is_filtered or lacks or (has_list and not choice.columns):  # the last one would lack columns added later
             problem = f"{publication} has a column list or a row filter for {table}"
             columns = wanted.columns(source) if source is not None and source.attributes else ()
             remedy = f"{alter} DROP TABLE ONLY {sql_name(table)}; {alter} ADD TABLE {_listed(table, columns)};"
@@ -219,14 +221,14 @@ def _listed(table: TableId, columns: Iterable[str]) -> str:
 
 
 def at_once(connection: Connection, statement: str) -> None:
-    """LockNotAvailable instead of a wait: a snapshot of ours may be kept meanwhile."""
+    """Run a statement. LockNotAvailable instead of a wait: Lakefeed may hold a snapshot meanwhile."""
     with connection.transaction():
         connection.execute("SET LOCAL lock_timeout = '50ms'")
         connection.execute(statement.encode())
 
 
 def make_inserts(connection: Connection, inserts: Coverage) -> None:
-    """Make the second publication, and note from which position on a stream may name it: one behind its creation."""
+    """Create the second publication, and note a position after its creation, from which on a stream may name it."""
     name = quoted(inserts.name)
     if inserts.members is None:
         at_once(connection, f"{inserts.statement({})}; COMMENT ON PUBLICATION {name} IS '{_PENDING}'")
@@ -236,12 +238,12 @@ def make_inserts(connection: Connection, inserts: Coverage) -> None:
 
 
 def withdraw(connection: Connection, coverage: Coverage, table: TableId) -> bool:
-    """Take a table that has lost its identity out of the publication: as long as it is in there, PostgreSQL refuses the
-    application's own UPDATEs and DELETEs of it. False if that cannot be now; nothing waits for it."""
+    """Remove a table that has lost its identity from the publication: while it is in there, PostgreSQL refuses the
+    application's UPDATEs and DELETEs on it. False if that is not possible now; it never waits."""
     try:
         at_once(connection, coverage.removal(table))
     except psycopg.Error as error:
-        log.warning("%s cannot be taken out of the publication now: %s", table, error)
+        log.warning("%s cannot be removed from the publication now: %s", table, error)
         return False
-    log.warning("%s was taken out of the publication: it has no usable replica identity any more", table)
+    log.warning("%s was removed from the publication: it no longer has a usable replica identity", table)
     return True

@@ -1,5 +1,5 @@
-"""PostgresResumePoint: what the source keeps for one pipeline, its publication and its replication slot. They are made
-in that order, so that the slot's first change finds its table published. Nothing moves the slot but ``confirm``.
+"""PostgresResumePoint: what the source keeps for one pipeline, namely its publication and its replication slot. They
+are created in that order, so that the table of the slot's first change is published. Only ``confirm`` moves the slot.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from lakefeed.errors import (
 
 log = logging.getLogger(__name__)
 
-WRITERS_SECONDS = 5.0  # for transactions from before a table was published, if its copy has no exported snapshot
+WRITERS_SECONDS = 5.0  # to wait for transactions from before a table was published, if there is no exported snapshot
 _AGAIN = "lakefeed uninstall FILE, then lakefeed sync FILE."
-_YET = "The next sync tries again by itself: the stream passes the creation of the publication first."
+_YET = "The next sync retries by itself: the stream first has to pass the creation of the publication."
 _MISSED = (
     " Changes made meanwhile were not published. A table that is not copied by itself needs "
     "`lakefeed rebuild FILE TABLE --from-source`."
 )
 
-# Sessions, and prepared transactions (no process), that have written to a table.
+# Sessions, and prepared transactions (which have no process), that have written to a table.
 _WRITERS = """
 SELECT l.virtualtransaction, l.pid FROM pg_locks l
  WHERE l.locktype = 'relation' AND l.relation = ANY(%s) AND l.granted AND l.database = (
@@ -57,7 +57,7 @@ _HISTORY = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
 
 
 class Server(NamedTuple):
-    """Which cluster, which of its histories, and which database in it."""
+    """A cluster, one of its timelines, and one of its databases."""
 
     system: str
     timeline: int
@@ -71,18 +71,19 @@ class Server(NamedTuple):
     def parse(cls, text: str) -> Server:
         found = re.fullmatch(r"system (\d+), timeline (\d+), database (.*)", text, re.DOTALL)
         if found is None:
-            raise SourceChangedError(f"the journal belongs to {text}, which is no PostgreSQL database")
+            raise SourceChangedError(f"the journal belongs to {text}, which is not a PostgreSQL database")
         return cls(found[1], int(found[2]), found[3])
 
 
 def identify(connection: Connection) -> Server:
-    """Of a replication connection."""
+    """Needs a replication connection."""
     system, timeline, _, name = connection.one("IDENTIFY_SYSTEM")
     return Server(str(system), int(timeline), str(name))
 
 
 def read_history(connection: Connection, timeline: int) -> dict[int, PostgresLsn]:
-    """Ancestors of a timeline → where each was left. The first timeline has none. Of a replication connection."""
+    """The ancestors of a timeline, each with the position where it was left. The first timeline has none. Needs a
+    replication connection."""
     if timeline == 1:
         return {}
     content = run(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
@@ -90,7 +91,7 @@ def read_history(connection: Connection, timeline: int) -> dict[int, PostgresLsn
 
 
 class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
-    """See ``ResumePoint``. Each call has a connection of its own."""
+    """See ``ResumePoint``. Each call uses a connection of its own."""
 
     def __init__(
         self, connections: Connections, names: Names, *, provision: bool, wanted: Callable[[], Wanted] | None = None,
@@ -99,10 +100,10 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         self._connections, self._database, self._names = connections, connections.database, names
         self._provision, self.slot, self._closed = provision, names.slot, threading.Event()
         self._wanted = wanted or (lambda: Wanted(names))
-        self._short_until: PostgresLsn | None = None  # a stream that began before lacks the second publication
+        self._short_until: PostgresLsn | None = None  # a stream that starts before it lacks the second publication
         self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._upgraded_from = upgraded_from
-        self._server: Server | None = None  # whose identity was asked for: the stream is to come from that very one
+        self._server: Server | None = None  # the server whose identity was asked; the stream must come from that one
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
     def open(self) -> None:
@@ -119,15 +120,15 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return None if slot is None or slot.lost is not None else slot.confirmed
 
     def identity(self) -> str:
-        """It has the timeline: a promotion or a restore to a point in time begins a new one. See ``take_over``."""
+        """Includes the timeline: a promotion or point-in-time recovery starts a new one. See ``take_over``."""
         with self._database.connection(self._names.slot, replication=True) as connection:
             self._server = identify(connection)
         return self._server.text
 
     def take_over(self, known: str, position: PostgresLsn) -> PostgresLsn:
-        """A server continues the history of another if its timeline descends from that one's and branched off at or
-        behind the position, so that what was captured is in it and all that it has more comes after; and if the slot is
-        there and has not gone past the position."""
+        """A server continues another one's history if its timeline descends from that one's and branched off at or
+        after the position, so that it has everything that was captured, and everything else on it comes later; and if
+        the slot exists and is not past the position."""
         before = Server.parse(known)
         with self._database.connection(self._names.slot, replication=True) as connection:
             now = identify(connection)
@@ -172,16 +173,16 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             )
 
     def _upgraded(self, before: Server, now: Server, position: PostgresLsn) -> PostgresLsn:
-        """pg_upgrade makes a cluster with another system identifier, where the log goes on at a later position. From 17
-        on it takes slots along, and only those that have been sent the whole log. Nothing in the new cluster tells
-        such a slot from one that somebody made later, so the operator has to."""
+        """pg_upgrade creates a cluster with another system identifier, whose log continues at a later position. From 17
+        on it keeps slots, but only those that have received the whole log. Nothing in the new cluster distinguishes
+        such a slot from one that was created later, so the operator has to say."""
         with self._connections.connection() as connection:
             slot = usable_slot(connection, self._names.slot)
         if self._upgraded_from != before.system or slot is None or slot.confirmed < position:
             raise SourceChangedError(
-                f"the journal belongs to {before.text}, and {self._database} is {now.text}: another cluster",
-                remedy="Point source.dsn at the cluster it belongs to. If pg_upgrade made this cluster from that one "
-                f"(PostgreSQL 17 or newer) and kept the slot {self._names.slot}, continue without a copy: add "
+                f"the journal belongs to {before.text}, but {self._database} is {now.text}: another cluster",
+                remedy="Point source.dsn at the cluster it belongs to. If pg_upgrade made this cluster from that one, "
+                f"from PostgreSQL 17 or newer, and kept the slot {self._names.slot}, go on without a copy: add "
                 f'upgraded_from: "{before.system}" below source {IN_CONFIGURATION}. Otherwise begin again, which '
                 f"copies every table: {_AGAIN}",
             )
@@ -192,8 +193,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return slot.confirmed
 
     def create(self, tables: Sequence[TableId]) -> PostgresLsn:
-        """1. the publications, 2. the slot. Exported snapshots are given up before anything waits for a lock: a CREATE
-        INDEX CONCURRENTLY that waits for a snapshot of ours would have the lock that we wait for."""
+        """1. the publications, 2. the slot. Exported snapshots are released before anything waits for a lock: a CREATE
+        INDEX CONCURRENTLY that waits for one of our snapshots may hold the very lock that we wait for."""
         names = self._names
         with self._connections.connection() as connection:
             there, wanted = read_tables(connection), self._wanted()
@@ -202,7 +203,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     raise SourceSetupError(f"{table} cannot be captured: {refusal.reason}", remedy=refusal.remedy)
             slot = usable_slot(connection, names.slot)
             if slot is not None and slot.lost is not None and self._provision:
-                # The pipeline begins again: one that goes on has been refused by ``require``.
+                # The pipeline begins again: ``require`` has refused one that goes on.
                 connection.execute("SELECT pg_drop_replication_slot(%s)", (names.slot,))
                 slot = None
             if self._provision and wanted.has_inserts:
@@ -216,7 +217,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             try:
                 if self._provision:
                     self._publish(connection, published, sources)
-                else:  # somebody else makes both; a table that is not published is its own problem
+                else:  # somebody else creates both; an unpublished table concerns that table only
                     make = slots.slot_statement(names.slot, connection.info.server_version)
                     statements = (*published.statements(sources), *([] if slot else [make]))
                     kind = SourceSetupError if published.main.members is not None and slot else ConfigError
@@ -224,7 +225,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                         problem = "source.provision is off, and the publication or the slot is not ready"
                         raise kind(problem, remedy=f"Run: {missing};")
             finally:
-                # Where the log was when tables were first seen as published, also those that others published.
+                # Where the log was when a table was first seen as published, even if somebody else published it.
                 published, at = read_publications(connection, wanted, there), inserted(connection)
                 for source in sources:
                     member = published.member(source)
@@ -238,8 +239,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return self.find() or made[1]
 
     def origin(self, table: TableId, delivered: PostgresLsn | None) -> Mapping[str, Any]:
-        """A table may have had transactions under way that began before it was published, so that the stream does not
-        have them. A copy with the snapshot of a slot that was made later has: making it waits for them."""
+        """Transactions that began before a table was published may still be open, and the stream does not have their
+        changes. A copy under the snapshot of a later slot has them: creating a slot waits for such transactions."""
         with self._connections.connection() as connection:
             if (slot := usable_slot(connection, self._names.slot)) is None:
                 raise StateError("there is no replication slot for the pipeline yet", remedy="Call prepare first.")
@@ -248,17 +249,15 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             if source.follows_inserts(wanted.choices):
                 since = read_publications(connection, wanted, there).inserts.since
                 if since is not None and (delivered or slot.confirmed) < since:
-                    raise SourceSetupError(f"the stream does not have the inserts of {table} yet", remedy=_YET)
+                    raise SourceSetupError(f"the stream does not include the inserts of {table} yet", remedy=_YET)
             least = max(delivered or PostgresLsn(0), self._since.get(table, (0, PostgresLsn(0)))[1])
             origin = self._exported.for_copy(connection, table, least)
             if origin is None:
                 oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
                 if writers := wait_while(connection, _WRITERS, WRITERS_SECONDS, oids):
                     pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
-                    problem = (
-                        f"the copy of {table} cannot start: transactions that may have written to it before it was"
-                    )
-                    problem += f" published are still open, in the processes {pids}"
+                    problem = f"the copy of {table} cannot start: transactions that may have written to it before"
+                    problem += f" it was published are still open, in the processes {pids}"
                     remedy = f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});"
                     raise SourceSetupError(problem, remedy=remedy)
         return (origin or slots.SnapshotOrigin())._asdict()
@@ -292,7 +291,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             raise PositionLostError(problem, remedy=f"Begin again, which copies every table: {_AGAIN}")
 
     def _promoted_without_slot(self) -> str:
-        """That the server was promoted or restored, which is why it has no slot; nothing if it was not."""
+        """If the server was promoted or restored, a text that says so, since that is why it has no slot."""
         with self._database.connection(self._names.slot, replication=True) as connection:
             timeline = identify(connection).timeline
             history = read_history(connection, timeline)
@@ -319,15 +318,14 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         )
 
     def _is_same(self, connection: Connection) -> None:
-        """Several servers may answer to one connection string: the stream must be the one's that was asked."""
+        """One connection string may lead to several servers: the stream must come from the one that was asked."""
         if self._server is not None and (found := identify(connection)) != self._server:
-            problem = f"{self._database} is {found.text} now, and not {self._server.text} any more"
-            raise SourceUnavailableError(
-                problem, remedy="Nothing: Lakefeed finds out whether the pipeline can continue there."
-            )
+            problem = f"{self._database} is now {found.text}, no longer {self._server.text}"
+            raise SourceUnavailableError(problem, remedy="None needed: Lakefeed finds out whether it can go on there.")
 
     def is_short(self, position: PostgresLsn) -> bool:
-        """Whether the stream that is at ``position`` has to begin again, with the second publication. True once."""
+        """Whether the stream, which is at ``position``, must start again to include the second publication. True
+        once."""
         until = self._short_until
         if until is None or position < until:
             return False
@@ -343,7 +341,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
 
     def ahead_bytes(self, low: PostgresLsn, high: PostgresLsn) -> int:
         if self._short_until is not None and low < self._short_until <= high:
-            return 1 << 62  # the position is to pass it now: the stream then begins again
+            return 1 << 62  # makes the position pass it now, so that the stream starts again
         return high.value - low.value
 
     def end(self) -> PostgresLsn:
@@ -358,27 +356,22 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             end = head(connection).value
             behind = max(0, end - slot.confirmed.value)
             seconds = slot.seconds_behind if behind else 0.0
-        if behind and confirmed_at is not None:  # this process follows the stream and knows better
+        if behind and confirmed_at is not None:  # this process reads the stream and knows better
             seconds = max(0.0, time.time() - confirmed_at)
-        shown = (
-            "active_pid",
-            "confirmed_flush_lsn",
-            "wal_status",
-            "safe_wal_size",
-            "failover",
-        )  # by PostgreSQL's own names
+        # By PostgreSQL's own names.
+        shown = ("active_pid", "confirmed_flush_lsn", "wal_status", "safe_wal_size", "failover")
         health = {"slot": slot.report["slot_name"], **{name: slot.report.get(name) for name in shown}}
         restart = slot.report.get("restart_lsn")  # None once the server has removed the log
         return Lag(
             bytes=behind,
             seconds=seconds,
             retained_bytes=max(0, end - PostgresLsn.parse(restart).value) if restart else None,
-            left_bytes=slot.report.get("safe_wal_size"),  # None: max_slot_wal_keep_size is -1, so it is kept for ever
+            left_bytes=slot.report.get("safe_wal_size"),  # None: max_slot_wal_keep_size is -1, so all is kept
             source={**health, "invalidation_reason": slot.lost},
         )
 
     def drop(self) -> tuple[str, ...]:
-        """SourceSetupError names what this role may not drop, with the statements, after all the rest is dropped."""
+        """Drops everything it may; then a SourceSetupError names what this role may not drop, with the statements."""
         self._exported.close()
         slot = self._names.slot
         removed, left = list[str](), list[str]()
@@ -398,9 +391,9 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     left.append(f"{statement};")
                     log.warning("%s cannot be dropped: %s", name, error)
         if left:
-            done = f"removed {' and '.join(removed)}; the rest" if removed else "what Lakefeed made in the source"
+            done = f"removed {' and '.join(removed)}; the rest" if removed else "what Lakefeed created in the source"
             raise SourceSetupError(
-                f"{done} may not be dropped by this role, or is in use",
+                f"{done} cannot be dropped by this role, or is in use",
                 remedy=f"Run as its owner, then uninstall again: {' '.join(left)}",
             )
         return tuple(removed)
@@ -417,8 +410,9 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         self._short_until = read_publications(connection, wanted, there).inserts.since
 
     def _publish(self, connection: Connection, published: Publications, sources: Sequence[SourceTable]) -> None:
-        """All at once; one by one if some may not be, so that the others are published before the slot is made. One
-        that somebody has locked is tried for as long as ``lock_timeout`` allows, then with no snapshot of ours kept."""
+        """All tables at once; one by one if that is refused, so that the others are published before the slot is
+        created. For a single table that somebody has locked, it releases our snapshots and waits up to
+        ``lock_timeout``."""
         if not (statement := "; ".join(published.statements(sources))):
             return
         try:
@@ -433,11 +427,11 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as error:
             if len(sources) <= 1:
                 problem = f"this role may not prepare the source: {error}"
-                remedy = "Let an administrator run the script of `lakefeed check FILE --sql`."
+                remedy = "Let an administrator run the script that `lakefeed check FILE --sql` prints."
                 if isinstance(error, psycopg.errors.LockNotAvailable):
-                    lock = "another session has a lock on it that ALTER PUBLICATION waits for"
+                    lock = "another session holds a lock on it that ALTER PUBLICATION waits for"
                     problem = f"{sources[0].id} cannot be published now: {lock}"
-                    remedy = "The next sync tries again by itself; pg_locks shows the session."
+                    remedy = "The next sync retries by itself; pg_locks shows the session."
                 raise SourceSetupError(problem, remedy=remedy) from error
         failed: list[SourceSetupError] = []
         for source in sources:

@@ -1,4 +1,4 @@
-"""Many messages in one padded buffer, and their columns: what decoders of stream and copy work on. Pure."""
+"""Many messages in one padded buffer, and their columns: the input of the decoders of stream and copy. Pure."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
 
-PAD = 16  # zero bytes behind the data, so that an integer or a uuid can be read at every place of it
+PAD = 16  # zero bytes after the data, so that an integer or a uuid can be read at every offset
 
 
 def numbers(data: Bytes, at: Ints, sent: str, made: Any = np.int64) -> Any:
-    """What begins at ``at`` in the form ``sent`` (``>i4``, ``V16`` …), one for each place, as the dtype ``made``."""
+    """The values of type ``sent`` (``>i4``, ``V16`` …) at the given offsets, converted to the dtype ``made``."""
     dtype = np.dtype(sent)
-    # A view in which every byte begins a value: numpy reads unaligned, one gather instead of one for each byte.
+    # A view in which a value starts at every byte: numpy reads unaligned, in one gather instead of one per byte.
     view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
     return view[at].astype(made, copy=False)
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages one after another in one padded buffer."""
+    """Messages, one after another, in one padded buffer."""
 
     data: Bytes
     begins: Ints
@@ -45,7 +45,7 @@ class Messages:
 
     @cached_property
     def kinds(self) -> Bytes:
-        """The first byte of each."""
+        """The first byte of each message."""
         return self.data[self.begins]
 
     def message(self, index: int) -> bytes:
@@ -59,11 +59,11 @@ def as_messages(parts: list[bytes]) -> Messages:
 
 
 def join(runs: Sequence[Messages] = ()) -> Messages:
-    """Several runs of messages as one: what is decoded together costs less than one by one."""
+    """Several runs of messages as one: decoding them together is cheaper."""
     runs = [run for run in runs if len(run)]
     if len(runs) < 2:
         return runs[0] if runs else as_messages([])
-    # Of each buffer, only the stretch that its run lies in.
+    # Only the part of each buffer that its run occupies.
     pieces = [run.data[run.begins[0] : run.ends[-1]] for run in runs]
     ends = np.cumsum([len(piece) for piece in pieces])
     moved = [(run, end - run.ends[-1]) for run, end in zip(runs, ends, strict=True)]
@@ -87,14 +87,14 @@ class Slices:
         return Slices(self.data, self.starts[rows], self.lengths[rows], self.valid[rows])
 
     def then(self, more: Slices) -> Slices:
-        """These, then ``more`` of the same data."""
+        """These rows, followed by ``more`` of the same data."""
         starts, lengths = np.append(self.starts, more.starts), np.append(self.lengths, more.lengths)
         return Slices(self.data, starts, lengths, np.append(self.valid, more.valid))
 
     def binary(self) -> Array:
-        """An Arrow binary array, copied once by Arrow itself: the buffer is seen as alternating values and gaps, whose
-        every second element is taken. That needs values in buffer order without overlap. Rows of a message stream are,
-        but for those that share one value: an old row is a delete and a before image, and completes a new one."""
+        """An Arrow binary array, which Arrow copies once: the buffer is viewed as alternating values and gaps, of which
+        every second one is taken. That requires values in buffer order without overlap. Rows of a message stream are,
+        except those that share a value: an old row serves as delete and as before image, and completes a new one."""
         count, starts, lengths = len(self.starts), self.starts, self.lengths
         if not count:
             return pa.array([], pa.binary())
@@ -111,18 +111,18 @@ class Slices:
 
 
 def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
-    """The columns of rows in the binary form of COPY: a column count (int16), then for each column a length (int32, -1
-    for NULL) and that many bytes. DecodeError if the rows are not of ``count`` columns."""
-    place, ends = rows.begins + 2, rows.ends
-    if np.any(place > ends) or np.any(numbers(rows.data, rows.begins, ">i2") != count):
+    """The columns of rows in COPY's binary form: a column count (int16), then for each column a length (int32, -1 for
+    NULL) and that many bytes. DecodeError if the rows do not have ``count`` columns."""
+    offset, ends = rows.begins + 2, rows.ends
+    if np.any(offset > ends) or np.any(numbers(rows.data, rows.begins, ">i2") != count):
         raise DecodeError(f"a copied row does not have {count} columns")
     found = []
     for _ in range(count):
-        starts, lengths = place + 4, numbers(rows.data, place, ">i4")
-        place = starts + np.maximum(lengths, 0)
-        if np.any(lengths < -1) or np.any(place > ends):
+        starts, lengths = offset + 4, numbers(rows.data, offset, ">i4")
+        offset = starts + np.maximum(lengths, 0)
+        if np.any(lengths < -1) or np.any(offset > ends):
             raise DecodeError("a copied row ends too early, or a value has a negative length")
-        found.append(Slices(rows.data, starts, place - starts, lengths >= 0))
-    if np.any(place != ends):
-        raise DecodeError("a copied row has bytes left over")
+        found.append(Slices(rows.data, starts, offset - starts, lengths >= 0))
+    if np.any(offset != ends):
+        raise DecodeError("a copied row has excess bytes")
     return tuple(found)

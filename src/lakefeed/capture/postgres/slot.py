@@ -1,11 +1,11 @@
-"""Replication slots, and the snapshots that making one exports. Nothing here waits without an end.
+"""Replication slots, and the snapshots that creating one exports. Nothing here waits without a limit.
 
-A read transaction under an exported snapshot has exactly the commits up to its position; only making a slot tells both.
-For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
-snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then have brackets.
-A snapshot keeps the server from cleaning up, and CREATE INDEX CONCURRENTLY, for one, waits for it. So the transaction
-that keeps it touches no table and no catalog, it is kept only for tables whose copy is not over, and a thread asks
-every half second whether a session waits for it, and gives it up at once if so.
+A read transaction under an exported snapshot sees exactly the commits up to a position; only creating a slot gives
+both. For a copy that starts after the pipeline's own slot was created, a temporary slot is created; a plain transaction
+imports its snapshot at once, so that the temporary slot retains no log. Losing a snapshot is not an error: chunks then
+have brackets. A snapshot keeps the server from cleaning up, and some commands wait for it, such as CREATE INDEX
+CONCURRENTLY. So the transaction that holds it touches no table and no catalog, it is held only for tables whose copy is
+not finished, and a thread checks every half second whether a session waits for it, and if so releases it at once.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableEr
 log = logging.getLogger(__name__)
 
 PLUGIN = "pgoutput"
-FAILOVER = 170_000  # slots that standbys keep, from this version of the server on
-SLOT_SECONDS = 600.0  # for the pipeline's own: who begins again waits for everything that has begun since
-WAIT_SECONDS = 5.0  # how long making a snapshot may wait for transactions; without one a copy is read with brackets
-IDLE_SECONDS = 300.0  # how long a snapshot is kept while nobody reads from it: that process may be dead
+FAILOVER = 170_000  # the first server version with slots that standbys synchronise
+SLOT_SECONDS = 600.0  # limit for creating the pipeline's own slot: trying again would wait for even more transactions
+WAIT_SECONDS = 5.0  # how long creating a snapshot may wait for transactions; without one, a copy uses brackets
+IDLE_SECONDS = 300.0  # how long a snapshot is held while nobody reads from it: the reading process may be dead
 CHECK_SECONDS = 0.5
 _REPORT_SECONDS, _COMMIT_SECONDS = 5.0, 30.0
-# It is of a transaction that is over, or there is none of that name.
+# The transaction that exported it has ended, or there is no snapshot of that name.
 _NO_SNAPSHOT = (errors.ObjectNotInPrerequisiteState, errors.InvalidParameterValue, errors.UndefinedObject)
 
 _SLOT = """
@@ -53,9 +53,9 @@ SELECT a.pid, coalesce(a.usename, '?'), coalesce(a.state, '?'), extract(epoch FR
 
 
 class Slot(NamedTuple):
-    """A replication slot. ``report`` is what the server says of it, which has other keys in each version, and ``lost``
-    why it cannot be used any more. ``seconds_behind`` is how old what is not confirmed may be: how long a connected
-    reader takes to confirm; without one, for how long nobody has been reading (known from PostgreSQL 17 on)."""
+    """A replication slot. ``report`` is the server's own row, with keys that depend on the version; ``lost`` says why
+    the slot is unusable. ``seconds_behind`` is the possible age of what is not confirmed: how long a connected reader
+    takes to confirm; without a reader, how long nobody has been reading (known from PostgreSQL 17 on)."""
 
     report: Mapping[str, Any]
     confirmed: PostgresLsn
@@ -73,7 +73,7 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
 
 
 def usable_slot(connection: Connection, name: str) -> Slot | None:
-    """The slot, if there is one. Somebody else's is refused, never touched."""
+    """The slot, or None if there is none. A slot of somebody else is refused and never touched."""
     if (slot := read_slot(connection, name)) is None:
         return None
     pid, plugin, database = (slot.report[key] for key in ("active_pid", "plugin", "database"))
@@ -84,43 +84,44 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
         raise SourceSetupError(f"the replication slot {name} {belongs}", remedy=remedy)
     if slot.report["confirmed_flush_lsn"] is None:
         waits = "for a client that may be gone: it waits for transactions that were running"
-        problem = f"the replication slot {name} is still being made by the server's process {pid}, {waits}"
+        problem = f"the replication slot {name} is still being created by the server process {pid}, {waits}"
         raise SourceUnavailableError(problem, remedy=f"Wait, or end it: SELECT pg_terminate_backend({pid});")
     return slot
 
 
 def head(connection: Connection) -> PostgresLsn:
-    """How far the log is flushed: what logical decoding can see."""
+    """How far the log is flushed, which is what logical decoding can see."""
     return PostgresLsn.parse(connection.one("SELECT pg_current_wal_flush_lsn()::text")[0])
 
 
 def inserted(connection: Connection) -> PostgresLsn:
-    """How far the log is written, flushed or not: every commit that is visible now lies before it."""
+    """How far the log is written, flushed or not: every commit that is visible now is before it."""
     return PostgresLsn.parse(connection.one("SELECT pg_current_wal_insert_lsn()::text")[0])
 
 
 def slot_statement(name: str, version: int) -> str:
-    """With ``failover`` a standby that synchronises slots has it, too, so that its promotion needs no copy."""
+    """With ``failover``, a standby that synchronises slots has the slot, too, so that promoting it needs no copy."""
     failover = ", failover => true" if version >= FAILOVER else ""
     return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}'{failover})"
 
 
 def enable_failover(database: Database, name: str) -> None:
-    """For a slot that was made without. One that somebody reads from is left as it is until the next start."""
+    """For a slot created without it. A slot that is in use stays as it is until the next start."""
     with database.connection(name, replication=True) as connection:
         try:
             run(connection, f"ALTER_REPLICATION_SLOT {quoted(name)} (FAILOVER true)")
         except (errors.ObjectInUse, errors.ObjectNotInPrerequisiteState, errors.InsufficientPrivilege) as error:
-            log.warning("the slot %s is not kept for a fail-over: %s", name, error)
+            log.warning("the slot %s does not survive a fail-over: %s", name, error)
 
 
 def create_slot(
     database: Database, name: str, stop: threading.Event, *, temporary: bool, seconds: float | None = None
 ) -> tuple[Connection, PostgresLsn, str]:
-    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there: it
-    has exactly the transactions whose commits lie before the point, and lives until the connection is used or closed; a
-    temporary slot goes with that, too. While transactions are running this waits, and reports for which;
-    SourceUnavailableError if they do not come to an end within ``seconds``, or ``stop`` is set."""
+    """Create a slot. Returns the connection that created it, its consistent point, and the name of the snapshot
+    exported there. The snapshot has exactly the transactions whose commits are before the point, and lives until the
+    connection is used or closed; a temporary slot lives no longer than the connection either. Creating a slot waits for
+    running transactions and logs which; SourceUnavailableError if they do not end within ``seconds``, or ``stop`` is
+    set."""
     connection = database.connect(name, SLOT, replication=True)
     try:
         with database.errors():
@@ -140,11 +141,11 @@ def create_slot(
                     with suppress(LakefeedError), database.connection("lakefeed") as asking:
                         for row in asking.execute(_BLOCKING, (connection.info.backend_pid,)):
                             blocking = "the transaction of process {} (user {}, {}), open for {} s".format(*row)
-                    reason = f"{database}: making the replication slot {name} waits for {blocking}"
+                    reason = f"{database}: creating the replication slot {name} waits for {blocking}"
                     log.warning("%s, for %.0f s now", reason, now - began)
                     if is_over:
-                        pgconn.get_cancel().cancel()  # the server would go on making it, for nobody
-                        remedy = "End that transaction, or let it come to its end."
+                        pgconn.get_cancel().cancel()  # otherwise the server goes on creating it, for nobody
+                        remedy = "End that transaction, or wait until it ends."
                         raise SourceUnavailableError(reason, remedy=remedy)
             made = finish(connection)
             _, point, snapshot, _ = ((made.get_value(0, column) or b"").decode() for column in range(4))
@@ -154,12 +155,12 @@ def create_slot(
     return connection, PostgresLsn.parse(point), snapshot
 
 
-# Whether a session waits for a process of ours; and whether somebody reads, which is in a transaction.
+# Whether a session waits for one of our processes; and whether somebody reads, which shows as a transaction.
 _IN_USE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[]),
        EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle')"""
 
-# The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show it as of now.
+# The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show the present.
 _CHANGED = """
 WITH RECURSIVE tree(part) AS (
   SELECT %(table)s::regclass::oid
@@ -172,8 +173,8 @@ SELECT count(*) FROM was FULL JOIN now USING (oid) WHERE was.relfilenode IS DIST
 
 
 class SnapshotOrigin(NamedTuple):
-    """The exported snapshot of a plan: its name, what it contains, and where in the log it belongs. Without a name
-    there was none, and chunks have brackets. As JSON it is a dict of these texts."""
+    """The exported snapshot of a plan: its name, its content, and its position in the log. Without a name there is no
+    snapshot, and chunks have brackets. Its JSON form is a dict of these texts."""
 
     snapshot: str = ""
     content: str = ""
@@ -185,7 +186,8 @@ class SnapshotOrigin(NamedTuple):
 
 
 def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
-    """Begin a read transaction under an exported snapshot, if it is there and the same: a restart uses names again."""
+    """Begin a read transaction under an exported snapshot. False if it is gone, or another one now has its name, which
+    a restart of the server makes possible."""
     if not origin.snapshot:
         return False
     connection.execute(BEGIN)
@@ -198,19 +200,19 @@ def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
 
 
 def shows(connection: Connection, table: str) -> bool:
-    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and its partitions of now. One that
-    was rewritten or attached since would be read with the catalog of now and the rows of then: none after a rewrite."""
+    """Whether the transaction's snapshot shows the table (its name as SQL) and its partitions as they are now. One that
+    was rewritten or attached since would be read with the current catalog but old rows: none after a rewrite."""
     return connection.execute(_CHANGED, {"table": table}).fetchone() == (0,)
 
 
 def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
-    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second. A
-    commit is in the log before its rows become visible (T5). So the position that was read first is a low mark only
-    once all that might have been committing then are over; SourceUnavailableError if they do not come to an end."""
+    """Begin a read transaction, and return which commits it sees: all up to the first position, none after the second.
+    A commit is in the log before its rows become visible. So the position read first is a valid lower bound only after
+    all transactions that may have been committing then have ended; SourceUnavailableError if they do not."""
     low = inserted(connection)
     if not wait_for_commits(connection, _COMMIT_SECONDS):
-        problem = f"transactions that were active {_COMMIT_SECONDS:.0f} s ago still are, so a copy cannot be dated"
-        remedy = "Let them come to their end: pg_stat_activity shows them."
+        problem = f"transactions that were active {_COMMIT_SECONDS:.0f} s ago still are, so the copy cannot start"
+        remedy = "Wait until they end; pg_stat_activity shows them."
         raise SourceUnavailableError(problem, remedy=remedy)
     connection.execute(BEGIN)
     connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
@@ -219,17 +221,17 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    """A snapshot, the transaction that keeps it, and the tables that are still to be copied from it."""
+    """A snapshot, the transaction that holds it, and the tables still to be copied from it."""
 
     origin: SnapshotOrigin
     transaction: Connection
     tables: set[TableId]
     used_at: float = field(default_factory=time.monotonic)
-    busy: threading.Lock = field(default_factory=threading.Lock)  # while somebody uses the transaction
+    busy: threading.Lock = field(default_factory=threading.Lock)  # held while the transaction is in use
 
 
 class ExportedSnapshots:
-    """Any thread."""
+    """The snapshots that are held for copies. Any thread may call it."""
 
     def __init__(self, database: Database, names: Names, stop: threading.Event) -> None:
         self._database, self._names, self._stop = database, names, stop
@@ -238,7 +240,7 @@ class ExportedSnapshots:
         self._thread: threading.Thread | None = None
 
     def add(self, made: tuple[Connection, PostgresLsn, str], tables: Iterable[TableId]) -> SnapshotOrigin:
-        """Take over the snapshot of a slot that was just made; the slot's connection is closed."""
+        """Take over the snapshot of a slot that was just created; the slot's connection is closed."""
         connection, position, snapshot = made
         with closing(connection):
             transaction = self._database.connect(self._names.slot, KEEPING)
@@ -259,9 +261,9 @@ class ExportedSnapshots:
         return kept.origin
 
     def for_copy(self, connection: Connection, table: TableId, least: PostgresLsn) -> SnapshotOrigin | None:
-        """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table: a copy
-        must have all changes that were delivered, and all from before the table was published. None if no slot is free
-        or running transactions do not let one be made in time. What it was to be copied from before is given up."""
+        """The newest snapshot; or a new one if that is before ``least``, or does not show the table as it is: a copy
+        must include all delivered changes, and all from before the table was published. None if no slot is free, or
+        running transactions prevent creating one in time. Releases whatever ``table`` was to be copied from before."""
         with self._lock:
             origin = self._kept[-1].origin if self._kept else SnapshotOrigin()
         is_usable = False
@@ -281,7 +283,7 @@ class ExportedSnapshots:
         return origin
 
     def release(self, table: TableId, *, but: SnapshotOrigin | None = None) -> None:
-        """The copy of ``table`` is over, or is to be from ``but``. A snapshot that is kept for no table ends."""
+        """The copy of ``table`` is over, or will use ``but``. A snapshot that no table needs any more ends."""
         with self._lock:
             for kept in list(self._kept):
                 kept.tables = kept.tables | {table} if kept.origin == but else kept.tables - {table}
@@ -289,20 +291,20 @@ class ExportedSnapshots:
                     self._end(kept)
 
     def close(self) -> None:
-        """Give up every snapshot. More may be added later."""
+        """Release every snapshot. More may be added later."""
         with self._lock:
             for kept in list(self._kept):
                 self._end(kept)
 
     def _end(self, kept: _Kept) -> None:
         self._kept = [one for one in self._kept if one is not kept]
-        kept.transaction.sever()  # the other thread may be using it, and fails now
+        kept.transaction.sever()  # the other thread may be using it, and then fails
         with kept.busy, suppress(psycopg.Error):
             kept.transaction.close()
         self._changed.set()
 
     def _watch(self) -> None:
-        """Until no snapshot is left. A server that cannot be asked has no snapshot of ours any more."""
+        """Runs until no snapshot is left. A server that does not answer no longer has our snapshots either."""
         try:
             with self._database.connection(self._names.slot, KEEPING) as connection:
                 while self._kept:
@@ -313,18 +315,18 @@ class ExportedSnapshots:
                         if is_waited_for:
                             reason = "a session of the application waits for it"
                         elif time.monotonic() - kept.used_at > IDLE_SECONDS:
-                            reason = "nobody has read from it for long"
+                            reason = "nobody has read from it for a long time"
                         try:
                             with kept.busy:
-                                kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
+                                kept.transaction.execute("SELECT 1")  # so that the server sees a live client
                         except psycopg.Error:
                             reason = "its connection was lost"
-                        if reason is not None and kept in self._kept:  # and not ended meanwhile
-                            log.warning("the exported snapshot at %s is given up: %s", kept.origin.position, reason)
+                        if reason is not None and kept in self._kept:  # it may have been ended meanwhile
+                            log.warning("the exported snapshot at %s is released: %s", kept.origin.position, reason)
                             with self._lock:
                                 self._end(kept)
                     self._changed.wait(CHECK_SECONDS)
                     self._changed.clear()
         except LakefeedError as error:
-            log.warning("exported snapshots are given up: %s", error.message)
+            log.warning("exported snapshots are released: %s", error.message)
         self.close()

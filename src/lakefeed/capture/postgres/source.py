@@ -1,8 +1,9 @@
-"""``Postgres``: what a user writes to capture a PostgreSQL database, by logical decoding (pgoutput).
+"""``Postgres``: what a user writes to capture a PostgreSQL database by logical decoding (pgoutput).
 
-Beyond the contract of ChangeCapture: positions are the ends of commit records. Nothing is written to the source but the
-pipeline's own slot and publication. Tables whose changes the log does not have (no key and no full replica identity,
-unlogged) are never published: the application's own updates would be refused. Generated columns are not captured.
+Beyond the contract of ChangeCapture: positions are the ends of commit records. Lakefeed writes nothing to the source
+but the pipeline's own slot and publication. Tables whose changes the log does not have (no key and no full replica
+identity, unlogged) are never published: PostgreSQL would refuse the application's updates. Generated columns are not
+captured.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from lakefeed.errors import ConfigError
 class Postgres:
     """A PostgreSQL database, 15 or newer.
 
-    ``dsn`` is a libpq connection string or URI; the password may come from PGPASSWORD or a password file instead, and
-    is not shown by ``repr``. ``tables`` are glob patterns (see ``capture.select``) over ``schema.table``.
-    ``text_columns`` are patterns over ``schema.table.column``: those columns are kept as PostgreSQL prints them.
-    With ``before_images`` rows are delivered as they were before each update and delete, too, of tables with REPLICA
-    IDENTITY FULL. With ``column_lists`` the publication has only the columns that the lake takes, so that the others
-    never leave the server; PostgreSQL then refuses to drop one of them without CASCADE. Without ``provision``,
-    publication and slot must be there already: ``check`` prints the statements. ``upgraded_from`` is the system
-    identifier of the server that pg_upgrade made this one of, with its slots: an error asks for it.
+    ``dsn`` is a libpq connection string or URI, which ``repr`` does not show; the password may come from PGPASSWORD or
+    a password file instead. ``tables`` are glob patterns (see ``capture.select``) over ``schema.table``.
+    ``text_columns`` are patterns over ``schema.table.column``: these columns are kept as PostgreSQL prints them. With
+    ``before_images``, tables with REPLICA IDENTITY FULL also deliver rows as they were before each update and delete.
+    With ``column_lists`` the publication has only the columns that the lake takes, so that the others never leave the
+    server; PostgreSQL then refuses to drop one of them without CASCADE. Without ``provision``, publication and slot
+    must already exist: ``check`` prints the statements. ``upgraded_from`` is the system identifier of the server that
+    pg_upgrade turned into this one, with its slots: an error asks for it.
     """
 
     dsn: str = field(repr=False)
@@ -59,7 +60,7 @@ class Postgres:
             value = getattr(self, name)
             if isinstance(value, str):
                 raise ConfigError(f"source.{name}: must be a list of patterns, not {value!r}")
-            object.__setattr__(self, name, tuple(value))  # frozen and hashable, whatever the user gave
+            object.__setattr__(self, name, tuple(value))  # hashable, whatever sequence was given
         if not self.tables:
             raise ConfigError("source.tables: must be a list of patterns with at least one")
 
@@ -90,7 +91,7 @@ class Postgres:
 
 
 def _primary_of(dsn: str) -> str:
-    """Of several servers the primary is meant, unless the connection string says something else."""
+    """Several servers: connect to the primary, unless the connection string says something else."""
     parameters = Database(dsn).parameters
     if "," not in str(parameters.get("host", parameters.get("hostaddr", ""))) or "target_session_attrs" in parameters:
         return dsn

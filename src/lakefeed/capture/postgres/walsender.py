@@ -1,9 +1,10 @@
-"""Walsender: the replication connection, as a LogReader. What it reads comes in pieces with whole messages. What the
-catalog says about the relations that a piece describes is asked on a second connection, and travels inside the piece.
+"""Walsender: the replication connection, as a LogReader. It reads pieces that consist of whole messages. For the
+relations that a piece describes, it asks the catalog on a second connection; the answer travels in the piece.
 
 A transaction with a row that the server cannot print (a bytea of 600 MB has 1.2 GB of text) would end the stream for
-all tables. It is read in binary form instead, from where the text ended to its COMMIT; the decoder says which tables
-are concerned. The publication is no way out: the server goes by what it was when the row was written.
+all tables. From the point where the text failed up to its COMMIT, such a transaction is read in binary form instead;
+the decoder finds out which tables are concerned. Changing the publication would not help: the server uses the one that
+was in force when the row was written.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
 
 _LOG, _KEEPALIVE = ord("w"), ord("k")
-_HEAD_BYTES, _KEEPALIVE_BYTES = 25, 18  # the first is before each message of the log: w, start, end, time
-_STATUS_SECONDS = 1.0  # an idle server says by itself only now and then how far it has come
+_HEAD_BYTES, _KEEPALIVE_BYTES = 25, 18  # the first precedes each message of the log: w, start, end, time
+_STATUS_SECONDS = 1.0  # an idle server only rarely reports by itself how far it has come
 _BURST = 500
-# With a backlog over TCP, a pause lets the buffers fill: nearly twice as fast. On a unix socket it is harmful.
+# With a backlog over TCP, a pause lets the buffers fill, which is nearly twice as fast. On a unix socket it hurts.
 GULP_SECONDS = 0.02
-_FREE_SECONDS = 3.0  # for a slot that a connection of before still has: the server notices its end a little later
+_FREE_SECONDS = 3.0  # wait for a slot that an earlier connection still holds: the server notices its end a little later
 _CLOSE_SECONDS, _VISIBLE_SECONDS, _ASK_SECONDS, _ANSWER_SECONDS = 2.0, 2.0, 0.01, 1.0
 
-# The wait event is spelled in two ways, by version.
+# The spelling of the wait event depends on the version.
 _ACTIVITY = """
 SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timestamp()) * 1000000)::int8
   FROM pg_stat_activity WHERE pid = %s"""
 
 
 class Walsender(LogReader[PostgresLsn, WalPiece]):
-    """See ``LogReader``: the messages strictly after ``after``. ``confirm`` is the only thing that moves the slot."""
+    """See ``LogReader``: the messages strictly after ``after``. Only ``confirm`` moves the slot."""
 
     def __init__(
         self,
@@ -57,16 +58,16 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         publications: Sequence[str] = (),
         examine: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        """``examine`` is given each connection before it streams, and raises if it leads to another server."""
+        """``examine`` gets each connection before it streams, and raises if it leads to another server."""
         self._examine = examine
         self._database, self._names, self._busy = database, names, threading.Lock()
         self._publications = tuple(publications) or (names.publication,)
         self._asked = self._failed = self._is_settled = self._is_closed = False
         self._reported, self._reported_at = PostgresLsn(0), 0.0
-        self._after, self._given = after, 0  # the last COMMIT that came, and how many changes behind it
+        self._after, self._given = after, 0  # the last COMMIT read, and how many changes after it were handed out
         self._error: psycopg.Error | None = None
         self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
+        os.set_blocking(self._wake_write, False)  # a full pipe wakes the reader just as well
         self._owned, self._stream = ExitStack(), ExitStack()
         for end in (self._wake_read, self._wake_write):
             self._owned.callback(os.close, end)
@@ -75,7 +76,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             self._owned.callback(self._stream.close)
             with database.errors():
                 slot = read_slot(self._catalog, names.slot)
-            # Where the slot is, and not ``after``: reading on confirms nothing.
+            # The position of the slot, not ``after``: starting to read confirms nothing.
             self._confirmed = slot.confirmed if slot is not None else PostgresLsn(0)
             self._start()
         except BaseException:
@@ -93,8 +94,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 if piece is None or not (tables := described(piece.run)):
                     return piece
                 facts = read_facts(self._catalog, tables)
-                # A commit is in the log before the catalog shows it: a column that the catalog does not have was added
-                # a moment ago, or was renamed or dropped since.
+                # A commit is in the log before the catalog shows it. So a column that the catalog lacks was added a
+                # moment ago, or has been renamed or dropped since.
                 live = {oid: {one.name for one in table.columns} for oid, (_, table) in facts.tables.items() if table}
                 if any(column.name not in live.get(one.id, {column.name}) for one in tables for column in one.columns):
                     wait_for_commits(self._catalog, _VISIBLE_SECONDS)
@@ -110,7 +111,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         return piece.run.data.nbytes if len(piece.run) else 0
 
     def joined(self, pieces: Sequence[WalPiece]) -> list[WalPiece]:
-        """What the catalog says is not true of pieces before, so such a piece begins another."""
+        """Catalog facts do not apply to earlier pieces, so a piece with facts starts a new one."""
         firsts = [index for index, piece in enumerate(pieces) if piece.facts.tables or index == 0]
         return [
             replace(pieces[end - 1], run=join([piece.run for piece in pieces[first:end]]), facts=pieces[first].facts)
@@ -126,15 +127,15 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             os.write(self._wake_write, b"x")
 
     def confirm(self, position: PostgresLsn) -> None:
-        """The server may forget up to ``position``; it is told within a second."""
+        """Let the server forget up to ``position``; it is told within a second."""
         self._confirmed = max(self._confirmed, position)
 
     def close(self) -> None:
-        """Tell the server the last confirmed position, then leave the slot. Never raises."""
+        """Report the last confirmed position to the server, then release the slot. Never raises."""
         if self._is_closed:
             return
         self._is_closed = True
-        if not self._busy.acquire(timeout=0.1):  # a read hangs, and fails now
+        if not self._busy.acquire(timeout=0.1):  # a read hangs; make it fail now
             self._failed = True
             self._connection.sever()
             self._catalog.sever()
@@ -153,7 +154,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._owned.close()
 
     def _start(self, *, binary: bool = False) -> None:
-        """Read the log from the last COMMIT on, on a new connection, without what was given of the rest."""
+        """Read the log from the last COMMIT on, on a new connection, skipping the changes after it that were handed
+        out."""
         self._is_binary, self._skip, self._described = binary, self._given, set[str]()
         self._stream.close()
         connection = self._database.connect(self._names.slot, STREAM, replication=True)
@@ -175,7 +177,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 time.sleep(0.05)
 
     def _next(self, wait_seconds: float) -> WalPiece | None:
-        """What comes within that time, with a backlog as much as is decoded at once; None: nothing, or ``wake``."""
+        """What arrives within that time; of a backlog, as much as is decoded at once. None if nothing arrives, or after
+        ``wake``."""
         until = time.monotonic() + wait_seconds
         if self._error is not None:
             error, self._error = self._error, None
@@ -199,20 +202,20 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             try:
                 piece = self._received()
             except psycopg.Error as error:
-                self._error = error  # for the next read: what came before it is given first
+                self._error = error  # raised by the next read: what arrived before it is returned first
                 break
             runs.append(piece.run)
         return replace(piece, run=join(runs))
 
     def _received(self) -> WalPiece:
-        """What has come by now, without a wait."""
+        """What has arrived by now; does not wait."""
         try:
             messages = self._wire.read()
         except UNSENDABLE as error:
-            if self._is_binary:  # a row of more than 1 GB in any form, or some other fault
+            if self._is_binary:  # a row of more than 1 GB in either form, or some other fault
                 tables = " or ".join(sorted(self._described)) or "a table"
                 problem = (
-                    f"PostgreSQL cannot send the transaction after {self._after.text()}, a row of {tables} perhaps"
+                    f"PostgreSQL cannot send the transaction after {self._after.text()}, perhaps a row of {tables}"
                 )
                 again = "run `lakefeed uninstall`, which drops the slot, then `lakefeed sync`, which copies every table"
                 remedy = f"{TOO_LARGE} If the log cannot be read past it: {again} again."
@@ -229,29 +232,29 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 position, sent, asks = struct.unpack_from(">Qq?", message, 1)
                 idle_at, sent_us = PostgresLsn(position), sent + EPOCH_US
                 self._asked = self._asked or asks
-        ends = messages.ends[log]  # one that is nothing but its head is empty, which the decoder refuses
+        ends = messages.ends[log]  # a message that is only a header becomes empty, and the decoder refuses it
         run = Messages(messages.data, np.minimum(messages.begins[log] + _HEAD_BYTES, ends), ends)
         if self._is_binary:
             run, skipped = without(run, self._skip)
             self._skip -= skipped
             self._described |= {f"{one.schema}.{one.name}" for one in described(run)}
         if whole := committed(run):
-            self._after = PostgresLsn(int.from_bytes(run.message(whole - 1)[10:18], "big"))  # as the decoder has it
+            self._after = PostgresLsn(int.from_bytes(run.message(whole - 1)[10:18], "big"))  # as in the decoder
             self._given = 0
         self._given += int(np.isin(run[whole:].kinds, CHANGES).sum())
         if self._is_binary and whole:
             self._start()
-            idle_at = None  # what else came is read again
+            idle_at = None  # the new connection reads the rest again
         idle_at = None if log[-1] else idle_at
         return WalPiece(run, idle_at=idle_at, messages=len(messages), sent_us=sent_us)
 
     def _settled(self) -> WalPiece | None:
-        """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
-        it has come is handed out before that.
+        """The next piece; None once the server has said that its log, up to where it ends now, has nothing more. How
+        far the server has come is returned before that.
 
-        The server answers, then looks how far the log is flushed, then decodes or sleeps: so one that sleeps after an
-        answer has sent everything, and what is still on its way comes before an answer that it gives after that, also
-        where the log ends inside a record. Answers to earlier questions do not count, which their time tells."""
+        The server replies to a request, then checks how far the log is flushed, then decodes or sleeps. So a server
+        that sleeps after a reply has sent everything; whatever is still on its way arrives before the reply to a later
+        request, even if the log ends inside a record. Replies to earlier requests are recognised by their time."""
         if self._is_settled:
             self._is_settled = False
             return None
@@ -265,7 +268,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             if len(piece.run) or piece.idle_at is None:
                 return piece
             answered = piece.sent_us > since_us
-            # A large transaction has such answers in the middle, too.
+            # A large transaction has such replies in its middle, too.
             if not self._given and (piece.idle_at >= target or (answered and asleep)):
                 self._is_settled = True
                 return piece
@@ -274,12 +277,13 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         return WalPiece()
 
     def _activity(self) -> tuple[bool, int]:
-        """Whether the walsender waits for more log, and the time now by the server's clock."""
+        """Whether the walsender waits for more log, and the current time of the server's clock."""
         is_waiting, now = self._catalog.execute(_ACTIVITY, (self.pid,)).fetchone() or (False, 0)
         return is_waiting is True, now
 
     def _report(self) -> None:
-        """Standby status update: applied up to what was confirmed. The server is to answer: its silence is noticed."""
+        """Send a standby status update: everything confirmed is applied. It requests a reply now and then, so that
+        silence is noticed."""
         now, position = time.monotonic(), self._confirmed
         late = now - self._reported_at >= _STATUS_SECONDS
         if self._asked or late or position > self._reported:
@@ -289,7 +293,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             self._reported, self._reported_at = position, now
 
     def _mapped(self, error: psycopg.Error) -> LakefeedError:
-        """A slot or a log that is gone is PositionLostError. Of an invalidated slot the SQLSTATE says less."""
+        """PositionLostError if the slot or its log is gone. For an invalidated slot the SQLSTATE does not say so."""
         lost = isinstance(error, (psycopg.errors.UndefinedObject, psycopg.errors.UndefinedFile))
         if isinstance(error, psycopg.errors.ObjectNotInPrerequisiteState):
             with suppress(psycopg.Error):

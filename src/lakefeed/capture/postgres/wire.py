@@ -1,10 +1,10 @@
 """Wires: the data of a stream or copy (CopyData messages) on a connection that libpq has opened.
 
-``SocketWire`` reads the socket past libpq, as much at once as has come (docs/decisions/0009-socket.md has the figures):
-only of connections that are not encrypted, and only while libpq waits for nothing: whoever starts a command reads until
-it is over, or closes the connection. ``LibpqWire`` is for the others. Both give the same.
+``SocketWire`` bypasses libpq and reads from the socket as much at once as has arrived (docs/decisions/0009-socket.md
+has the figures). That requires a connection without encryption, and that libpq itself waits for nothing: whoever starts
+a command reads it to its end, or closes the connection. ``LibpqWire`` is for the others. Both give the same results.
 
-Frames: a kind (1 byte), a length (int32, which counts itself), a body. PostgreSQL documentation: "Message Formats".
+Frames: a kind (1 byte), a length (int32, which includes itself), a body. PostgreSQL documentation: "Message Formats".
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from lakefeed.errors import DecodeError
 _DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")
 _HEAD, _LENGTH, _READY_FRAME = 5, struct.Struct(">i"), bytes([_READY, 0, 0, 0, 5])
 _ROOM_BYTES, _MOST_BYTES = 4 << 20, 8 << 20
-_OBJECT_BYTES, _SEND_SECONDS = 200, 10.0  # what Python needs for each message, however short; to send one
-_SILENCE_SECONDS = 30.0  # without a byte of a COPY: then the server is asked on another connection whether it lives
+_OBJECT_BYTES, _SEND_SECONDS = 200, 10.0  # Python's overhead for each message, however short; the limit for sending one
+_SILENCE_SECONDS = 30.0  # without a byte of a COPY; then another connection tests whether the server is alive
 
 
 def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLIN) -> list[int]:
-    """Those that can be read or are closed; none if time is over. By poll: select takes no descriptor above 1023."""
+    """Those that can be read or are closed; empty on timeout. Uses poll, since select takes no descriptor above
+    1023."""
     waiting = select.poll()
     for file in files:
         waiting.register(file, event)
     return [file for file, _ in waiting.poll(max(0.0, seconds) * 1000)]
 
 
-# What a server raises that cannot send a row: a value or a row above 1 GB, a type without output.
+# What a server raises if it cannot send a row: a value or row above 1 GB, or a type without output.
 UNSENDABLE = (psycopg.errors.InternalError_, psycopg.errors.ProgramLimitExceeded, psycopg.errors.FeatureNotSupported)
 
 
 class Inbox:
-    """Bytes as they come, ``size`` of them here, handed out in whole frames. ``closed``: no more will come."""
+    """Collects bytes, ``size`` of them so far, and hands them out as whole frames. ``closed``: no more will arrive."""
 
     def __init__(self) -> None:
         self._room = bytearray(_ROOM_BYTES)
@@ -54,12 +55,12 @@ class Inbox:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is to be waited for: the last bytes look like those of a server that is ready, or it is gone."""
+        """Whether waiting is pointless: the last bytes look like ReadyForQuery, or the server is gone."""
         tail = self.size - len(_READY_FRAME) - 1
         return self.closed or (tail >= 0 and self._room[tail : self.size - 1] == _READY_FRAME)
 
     def fill(self, source: socket.socket) -> None:
-        """Take what is there, as far as there is room."""
+        """Receive what is available, as far as there is room."""
         view = memoryview(self._room)
         while self.size < len(self._room):
             try:
@@ -74,31 +75,31 @@ class Inbox:
             self.size += count
 
     def take(self) -> Messages:
-        """The whole frames; what begins another stays here. DecodeError for a length that cannot be."""
+        """The whole frames; the rest stays here. DecodeError for an impossible length."""
         at, starts, length = 0, [0], _LENGTH.unpack_from
         while at + _HEAD <= self.size:
             (size,) = length(self._room, at + 1)
             if size < 4:
                 raise DecodeError(f"the replication stream has a frame of {size} bytes")
             at += 1 + size
-            if at > self.size:  # make room for one frame that is larger than all there was
+            if at > self.size:  # make room for a frame that exceeds the buffer
                 self._room.extend(bytes(max(0, at - starts[-1] - len(self._room))))
                 break
             starts.append(at)
-        end, places = starts[-1], np.array(starts, np.int64)
+        end, edges = starts[-1], np.array(starts, np.int64)
         data = np.zeros(end + PAD, np.uint8)
         data[:end] = np.frombuffer(self._room, np.uint8, end)
         self._room[: self.size - end] = self._room[end : self.size]
         self.size -= end
-        return Messages(data, places[:-1], places[1:])
+        return Messages(data, edges[:-1], edges[1:])
 
 
 class SocketWire:
-    """One command at a time. Belongs to one thread. Everything but ``close`` may raise psycopg.Error."""
+    """Runs one command at a time. Belongs to one thread. Everything but ``close`` may raise psycopg.Error."""
 
     def __init__(self, connection: Connection) -> None:
         self._answer_seconds = connection.answer_seconds
-        self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))  # libpq's own is libpq's to close
+        self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))  # a duplicate: libpq closes its own
         self._socket.setblocking(False)
         self._inbox = Inbox()
         self._has_begun, self._is_ready = False, True
@@ -107,11 +108,11 @@ class SocketWire:
 
     @property
     def is_over(self) -> bool:
-        """The command is complete and all of it is read: libpq can use the connection again."""
+        """Whether the command is complete and fully read, so that libpq can use the connection again."""
         return self._is_ready and self._first is None and self._failed is None
 
     def start(self, command: str) -> None:
-        """Send START_REPLICATION or COPY; its data has begun when this returns."""
+        """Send START_REPLICATION or COPY. Its data has begun when this returns."""
         self._has_begun, self._is_ready, self._failed = False, False, None
         self.write(command.encode() + b"\0", b"Q")
         until = time.monotonic() + self._answer_seconds
@@ -121,8 +122,8 @@ class SocketWire:
             self._first = self.read()
 
     def read(self, least_bytes: int = 0) -> Messages | None:
-        """The data that has come by now, several MB at most, without a wait; None if it is less than ``least_bytes``
-        and more is to come. An error of the server is raised behind the data before it, when the command is over."""
+        """The data that has arrived, several MB at most; does not wait. None if it is less than ``least_bytes`` and
+        more is to come. An error of the server is raised after the data before it, when the command is over."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -158,11 +159,11 @@ class SocketWire:
                 raise psycopg.OperationalError(f"server closed the connection unexpectedly ({error})") from error
 
     def end(self) -> None:
-        """End the stream from here: what the server has sent is read until the command is over."""
+        """End the stream from this side; read until the command is over."""
         self.write(b"", b"c")
 
     def close(self) -> None:
-        """Let go of everything that is not the connection's. Never raises."""
+        """Release everything but the connection. Never raises."""
         self._socket.close()
 
 
@@ -195,7 +196,7 @@ class LibpqWire:
         self._has_ended = self._is_ready = False
 
     def read(self, least_bytes: int = 0) -> Messages | None:
-        """Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more."""
+        """Libpq's own buffer holds only some dozen messages, so it is filled repeatedly until nothing is left."""
         is_filled = False
         while self._size < _MOST_BYTES and not self._has_ended:
             count, data = self._pgconn.get_copy_data(1)
@@ -237,8 +238,8 @@ Wire = SocketWire | LibpqWire
 
 
 def open_wire(connection: Connection) -> Wire:
-    """The fastest wire for a connection: nobody but libpq can read one that it encrypts. A database without an encoding
-    is read as it is: the server would end a whole stream at a value that is not UTF-8."""
+    """The fastest wire for a connection: only libpq can read one that it encrypts. A database without an encoding is
+    read without conversion: otherwise a value that is not UTF-8 would make the server end the whole stream."""
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         run(connection, "SET client_encoding = 'SQL_ASCII'")
     is_encrypted = connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi
@@ -251,10 +252,10 @@ _TRAILER = b"\xff\xff"
 
 def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_rows: int) -> Iterator[Messages]:
     """The rows of ``query`` as COPY ... TO STDOUT (FORMAT binary) sends them, in pieces of about that size, for
-    ``copied_columns``. psycopg.Error if it fails, also in the middle; MisfitError for a row that cannot be sent.
-    Format: PostgreSQL documentation, "COPY", "Binary Format". The server sends one row in a message, the first one
-    behind a header; a trailer is the last. It may be silent for as long as a query takes to its first row, but only
-    while it answers on another connection. Whoever stops before the end has no connection any more."""
+    ``copied_columns``. psycopg.Error if it fails, even in the middle; MisfitError for a row that cannot be sent.
+    Format: PostgreSQL documentation, "COPY", "Binary Format". The server sends one row per message, the first one
+    after a header; the last message is a trailer. The server may be silent until a query has its first row, but only
+    while it answers on another connection. If the caller stops before the end, the connection is closed."""
     wire = open_wire(connection)
     has_begun = has_ended = False
     try:
@@ -266,7 +267,7 @@ def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_row
                     connection.database.connect("lakefeed").close()
                 continue
             if has_ended:
-                raise DecodeError("a copy goes on behind its trailer")
+                raise DecodeError("a copy continues after its trailer")
             if not has_begun:
                 first, has_begun = rows.message(0), True
                 if not first.startswith(_COPY_HEADER):
@@ -284,8 +285,8 @@ def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_row
     finally:
         wire.close()
         if not wire.is_over:
-            connection.close()  # libpq does not know that there is more to come
-    if connection.info.encoding == "ascii":  # psycopg's name of SQL_ASCII, under which it reads no text
+            connection.close()  # libpq does not know that more would follow
+    if connection.info.encoding == "ascii":  # psycopg's name for SQL_ASCII, in which it reads no text
         run(connection, "SET client_encoding = 'UTF8'")
     if not has_ended:
         raise DecodeError("a copy ended without its trailer")

@@ -64,10 +64,10 @@ source:
     def scratch(self, directory: Path) -> Iterator[tuple[Self, Callable[[str], None]]]:
         import sqlite3
 
-        place = directory / Path(self.path).name
+        copy = directory / Path(self.path).name
 
         def run(script: str) -> None:
-            with closing(sqlite3.connect(place, isolation_level=None)) as connection:
+            with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
                 connection.executescript(script)
 
         with closing(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro", uri=True)) as given:
@@ -76,9 +76,9 @@ source:
                 " AND name NOT LIKE '!_lakefeed%' ESCAPE '!' ORDER BY type <> 'table', rowid"
             ).fetchall()
         for _, sql in found:
-            with suppress(sqlite3.OperationalError):  # what a virtual table has made itself
+            with suppress(sqlite3.OperationalError):  # already created by its virtual table
                 run(sql)
-        yield self.model_copy(update={"path": str(place)}), run
+        yield self.model_copy(update={"path": str(copy)}), run
 
     @property
     def database(self) -> str:

@@ -1,6 +1,6 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it. Rows are decoded a
-column at a time, by the same rule as the change log's (``values``)."""
+"""SqliteDialect: a SQLite file, opened read-only. Nothing is ever created or changed in it. Rows are decoded column by
+column, by the same rules as those of the change log (``values``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
 MEMORY_BYTES = 64 << 20
-"""Of what is read at once, because writers without WAL wait meanwhile. What is more goes to a temporary file."""
+"""Without WAL, writers wait during a read, so everything is read at once: up to this much in memory, the rest in a
+temporary file."""
 _VERIFIED_ROWS = 50_000
 COUNTED_BYTES = 256 << 20
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
@@ -38,7 +39,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class SqliteDialect(Dialect):
-    """``immutable`` promises that nobody writes while it is read: for a file on read-only media."""
+    """``immutable`` promises that nobody writes while the file is read, as on read-only media."""
 
     path: str
     busy_timeout_seconds: float = 5.0
@@ -58,8 +59,8 @@ class SqliteDialect(Dialect):
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        """The value in the storage class that it has in the column. SQLite converts what a plain column is compared
-        with, but not what coalesce or CASE is: there, every number comes before every text."""
+        """The value in the storage class that it has in the column. SQLite converts a value that is compared with a
+        plain column, but not one compared with coalesce or CASE: there, every number sorts before every text."""
         stored: Any = value
         if isinstance(value, Decimal) and pa.types.is_floating(column.type):
             stored = float(value)
@@ -70,19 +71,19 @@ class SqliteDialect(Dialect):
 
 
 class SqliteSession(Session):
-    """See ``Session``. The source's clock is this machine's: SQLite has no other."""
+    """See ``Session``. The source's clock is that of this machine: SQLite has no other."""
 
     def __init__(self, database: Database, choices: Choices = NOTHING_CHOSEN) -> None:
         self._database, self._choices = database, choices
         self._file = OpenedFile(database, inode_of(database.path))
         self._connection = database.connect("ro")
         self._version: int | None = None
-        self._described: dict[TableId, DescribedTable | None] = {}  # under that version of the schema
+        self._described: dict[TableId, DescribedTable | None] = {}  # under this version of the schema
         with database.errors():
             self._in_wal = self._connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
     def identity(self) -> str:
-        """By its path: a file that may not be written to cannot be given a name of its own."""
+        """The path: a read-only file cannot be given an id."""
         return f"sqlite:{Path(self._database.path).absolute()}"
 
     def tables(self) -> Mapping[TableId, Refusal | None]:
@@ -90,7 +91,7 @@ class SqliteSession(Session):
             return all_tables(self._connection)
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        """Asks the catalog only for what it has not been asked for under the present version of the schema."""
+        """Asks the catalog only about tables not yet read under the current schema version."""
         with self._database.errors():
             version = schema_version(self._connection)
             if version != self._version:
@@ -102,7 +103,7 @@ class SqliteSession(Session):
         return {table: one for table in tables if (one := self._described[table]) is not None}
 
     def horizon(self) -> Horizon:
-        self._file.require()  # nothing is settled in a file that has been replaced
+        self._file.require()  # a file that was replaced has no horizon
         now = time.time_ns() // 1_000
         return Horizon(now, now)
 
@@ -110,7 +111,7 @@ class SqliteSession(Session):
         if self._in_wal:
             yield from self._batches(query, schema)
             return
-        # A writer in rollback-journal mode waits while a read is under way, so the caller does not draw it out.
+        # In rollback-journal mode writers wait during a read, so the read must not last as long as the caller works.
         kept = Spill(memory_bytes=MEMORY_BYTES)
         for batch in self._batches(query, schema):
             kept.append(batch)
@@ -127,11 +128,11 @@ class SqliteSession(Session):
                 head = None if origin is None else OwnTables(self._connection, Installation(origin["pipeline"])).head()
                 yield None if head is None else Bracket(head, head)
             finally:
-                with suppress(sqlite3.Error):  # nothing was written
+                with suppress(sqlite3.Error):  # the transaction wrote nothing
                     self._connection.execute("ROLLBACK")
 
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
-        """Counted, in a file that is not large; else as of the last ANALYZE."""
+        """Counts rows in a file of moderate size; otherwise as of the last ANALYZE."""
         found = {}
         with self._database.errors():
             (size,) = self._connection.execute(
@@ -160,10 +161,10 @@ class SqliteSession(Session):
             for portion in found:
                 arrays = []
                 for field, values in zip(schema, portion.columns, strict=True):
-                    # The text form of a blob, or of text that is no UTF-8, is the value of another row.
+                    # The text form of a blob, or of text that is not UTF-8, may be the value of another row.
                     changed = (one for one in values if isinstance(one, str | bytes) and text_form(one) is not one)
                     if field.name in query.exact and pa.types.is_string(field.type) and any(True for _ in changed):
-                        raise MisfitError("a blob or text that is no UTF-8", column=field.name)
+                        raise MisfitError("a blob, or a text that is not UTF-8", column=field.name)
                     try:
                         arrays.append(to_arrow(values, field.type))
                     except MisfitError as error:
@@ -176,8 +177,8 @@ class SqliteSession(Session):
 
 
 def described(source: SourceTable, choices: Choices = NOTHING_CHOSEN) -> DescribedTable:
-    """The table as queries see it. Without a declared key, its key is the rowid. A column that a rule makes text has
-    the text form of its values; not one of the key, by which rows are ordered."""
+    """The table as queries see it. Without a declared key, the rowid is its key. A column that a rule makes text has
+    the text form of its values; key columns stay as they are, because they order rows."""
     reason = "it has no declared type, so its values may be of several"
     unordered = {column.name: reason for column in source.columns if is_untyped(column.declared)}
     own = {} if source.key or source.rowid is None else {source.rowid_column: source.rowid}
@@ -192,7 +193,8 @@ def described(source: SourceTable, choices: Choices = NOTHING_CHOSEN) -> Describ
 
 
 class SqliteVerifyReader:
-    """See ``capture.registry.VerifyReader``. One SELECT reads one moment, values as Python's sqlite3 gives them."""
+    """See ``capture.registry.VerifyReader``. One SELECT reads one moment, with values as Python's sqlite3 returns
+    them."""
 
     def __init__(self, path: str | PathLike[str], table: TableId) -> None:
         self._database, self._dialect = Database(str(path), busy_timeout_seconds=30), SqliteDialect(str(path))
@@ -210,7 +212,7 @@ class SqliteVerifyReader:
         described = self._dialect.described(self._table)
         listed = ", ".join(described.sql_names.get(name) or quoted(name) for name in names)
         with self._database.connection() as connection:
-            # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
+            # Text that is not UTF-8 must not stop the comparison: it is returned as bytes, which have a text form.
             connection.text_factory = _text_or_bytes
             cursor = connection.execute(f"SELECT {listed} FROM {described.origin}")
             while rows := cursor.fetchmany(_VERIFIED_ROWS):

@@ -1,25 +1,25 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""How the capture of a table begins, and what becomes of it when the schema is not the one its triggers were made for.
+"""How the capture of a table starts, and how it adapts when the schema is no longer the one its triggers were made for.
 
-``follow_schema`` acts only after PRAGMA schema_version or the source's option ``before_images`` has changed. For each
+``follow_schema`` acts only if PRAGMA schema_version or the source's option ``before_images`` has changed. For each
 captured table it decides, from the text of its own triggers and from the catalog:
 
 | found                                        | done: new triggers, and                                             |
 |----------------------------------------------|---------------------------------------------------------------------|
 | triggers and table are gone, or the triggers | TableDropped for the old name; triggers removed                     |
 | are on a table of another name               |                                                                     |
-| table is there, a trigger is missing         | RecopyNeeded: the table was re-created; TableBlocked if it cannot   |
+| table exists, a trigger is missing           | RecopyNeeded: the table was re-created; TableBlocked if it cannot   |
 |                                              | be captured as it is now                                            |
 | another key                                  | RecopyNeeded                                                        |
 | columns added, dropped, renamed              | new schema announced; what was logged without a new column gets its |
 |                                              | default, rows that may have changed since are logged again          |
-| a unique index more, and rows logged since   | RecopyNeeded: REPLACE may have removed rows unseen                  |
-| rowid as key, no index, and VACUUM ran       | RecopyNeeded if its rowids can be those that VACUUM gave            |
+| a new unique index, and rows logged since    | RecopyNeeded: REPLACE may have removed rows unnoticed               |
+| rowid as key, no index, and VACUUM ran       | RecopyNeeded if its rowids can be those that VACUUM assigned        |
 | nothing, but the last column may have been   | RecopyNeeded if no row disproves it: the catalog reads the same     |
 | dropped and added again in the same words    |                                                                     |
 
-Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed. Tables
-are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then."""
+Announcements are marks in the log, so that they are delivered in order, and again until they are confirmed. Tables are
+scanned before the write lock is taken; the result of a scan counts if the schema is still the same then."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
 WIDEST = 1990  # SQLite allows 2000 columns in a table, and the log has a few of its own
-_DROP_AND_ADD = 2  # schema changes
+_DROP_AND_ADD = 2  # schema changes that dropping and adding a column takes
 _ALWAYS = frozenset({"ai", "au", "ad"})
 _Suspicions = dict[str | None, str]
 _IMAGES = f"op IN ({Operation.INSERT}, {Operation.UPDATE})"
 
 
 def capture_table(own: OwnTables, source: SourceTable) -> Captured:
-    """Capture a table from scratch under a new number, whatever was there for it before. In a write transaction. What
-    the rows hold that are there already is not known yet. TableStoppedError if it cannot be captured."""
+    """Capture a table from scratch under a new number, whatever existed for it before. Needs a write transaction. What
+    existing rows hold is not known yet. TableStoppedError if the table cannot be captured."""
     problem, remedy = None, "Leave the table out."
     if not source.key and source.rowid is None:
         problem = "has no key, and its columns hide every name of the rowid"
@@ -68,15 +68,15 @@ def capture_table(own: OwnTables, source: SourceTable) -> Captured:
 
 
 def follow_schema(own: OwnTables, verified: int) -> Meta | None:
-    """Bring every capture in line with the schema as it is. Returns what is captured now; None if nothing ever was.
-    ``verified`` is what the caller knows of it, see Meta."""
+    """Adapt every capture to the current schema. Returns what is captured now; None if nothing ever was. ``verified``
+    is the caller's own figure, see Meta."""
     while True:
         with transaction(own.connection, "DEFERRED"):
             meta, version = own.load(), schema_version(own.connection)
             if meta is None or meta.is_right(version, own.names):
                 return meta
             verified = max(verified, meta.verified)
-            many = version - meta.schema_version >= _DROP_AND_ADD  # each schema change counts one
+            many = version - meta.schema_version >= _DROP_AND_ADD  # each schema change increments it
             suspicions = {one.number: _scan(own, one, verified, readded=many) for one in meta.in_force}
         with transaction(own.connection, "IMMEDIATE"):
             meta = own.load()
@@ -94,17 +94,18 @@ def follow_schema(own: OwnTables, verified: int) -> Meta | None:
 
 
 def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Suspicions:
-    """Reasons to copy a table again that its rows do not disprove, by the column that they are about (None: all). Rows
-    that were not written since ``verified`` are what they were, so they tell."""
+    """Reasons to copy a table again that its rows do not disprove, by the column concerned (None: all columns). Rows
+    that were not written since ``verified`` are unchanged, so they are evidence."""
     source = read_table(own.connection, old.table.name)
     if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.sql_key):
-        return {}  # it is captured from scratch anyway
+        return {}  # it will be captured from scratch anyway
     suspicions: _Suspicions = {}
     table, key = quoted(source.name), ", ".join(source.sql_key)
     logged = f"{own.names.log} WHERE seq > {verified} AND tab = {old.number}"
     untouched = f"({key}) NOT IN (SELECT {', '.join(old.key_slots)} FROM {logged} AND {_IMAGES})"
     if source.renumbered_by_vacuum and own.was_vacuumed():
-        # VACUUM gives the rowids 1, 2, 3 …; what is not below the number of rows, with those deleted since, is older.
+        # VACUUM assigns the rowids 1, 2, 3 …; a higher one than the rows that exist, plus those deleted since, is
+        # older.
         query = f"SELECT count(*), max({key}) FILTER (WHERE {untouched}) FROM {table}"
         rows, highest = own.execute(query).fetchone()
         (deleted,) = own.execute(f"SELECT count(*) FROM {logged} AND op = {Operation.DELETE}").fetchone()
@@ -112,7 +113,7 @@ def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Su
             suspicions[None] = "VACUUM may have renumbered the rows of this table, which has no key"
     last = source.columns[-1]
     if readded and not last.generated and last.name not in source.key:
-        # A new column has its default in every such row. A row that has not disproves it; mostly the first one does.
+        # A new column has its default in every such row. One row with another value disproves it, usually the first.
         rows = f"SELECT 1 FROM {table} WHERE {untouched}"
         is_set = f"{rows} AND {quoted(last.name)} IS NOT ({last.default or 'NULL'})"
         disproved, any_row = (own.execute(f"{query} LIMIT 1").fetchone() is not None for query in (is_set, rows))
@@ -124,7 +125,7 @@ def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Su
 def _follow(
     own: OwnTables, old: Captured, after: tuple[int, int], installed: dict[str, Trigger], suspicions: _Suspicions
 ) -> None:
-    """Bring one capture in line, in a write transaction. ``after``: what is confirmed, and what is verified."""
+    """Adapt one capture, in a write transaction. ``after``: the confirmed and the verified sequence."""
     source, again = read_table(own.connection, old.table.name), None
     if source is None or any(trigger.table != source.name for trigger in installed.values()):
         own.remove_triggers(old.number)
@@ -158,7 +159,7 @@ def _follow(
         finds, found = wanted.get("bi"), installed.get("bi")
         rows = f"SELECT 1 FROM {own.names.log} WHERE seq > {after[1]} AND tab = {old.number} AND {_IMAGES} LIMIT 1"
         if finds and (not found or finds.candidates != found.candidates) and own.execute(rows).fetchone():
-            again = "rows changed after a unique index was made, and REPLACE may have removed some unseen"
+            again = "rows changed after a unique index was created, and REPLACE may have removed some unnoticed"
         else:
             again = next((reason for column, reason in suspicions.items() if column not in added), None)
     if again is not None:
@@ -171,10 +172,10 @@ def _follow(
 def _fill_in(
     own: OwnTables, source: SourceTable, captured: Captured, added: Sequence[str], after: tuple[int, int]
 ) -> None:
-    """Give the ``added`` columns to what was logged without them. What was logged before the addition and is not
-    confirmed yet is read as if the column had been there, with its default. (What is verified does not show that: it is
-    about the triggers, and may be ahead of what has been read.) Rows that were written while the triggers did not know
-    the column are logged again, as they are now."""
+    """Give the ``added`` columns to what was logged without them. Entries from before the addition that are not
+    confirmed yet get the column's default, as if it had been there. (``verified`` cannot tell them: it is about the
+    triggers, and may be ahead of what has been read.) Rows that were written while the triggers did not know the column
+    are logged again, as they are now."""
     log = own.names.log
     unconfirmed, since = (f"seq > {sequence} AND tab = {captured.number}" for sequence in after)
     defaults = {name: captured.schema.column(name).default for name in added}
@@ -183,7 +184,7 @@ def _fill_in(
         images = f"({_IMAGES} OR op = {Operation.BEFORE})"
         update = f"UPDATE {log} SET {', '.join(filled)} WHERE {unconfirmed} AND {images}"
         own.execute(update, tuple(filled.values()))
-    # An old row among those that are logged again lacks a value that nobody knows any more.
+    # The before image of a row that is logged again lacks a value that is no longer known.
     own.execute(f"DELETE FROM {log} WHERE {since} AND op = {Operation.BEFORE}")
     rowid = source.sql_key if captured.rowid_key else ()
     slots = ", ".join(f"c{slot}" for slot in captured.slots)
@@ -201,9 +202,9 @@ def _fill_in(
 def _reshaped(
     old: Captured, source: SourceTable, names: Mapping[int, str]
 ) -> tuple[Captured, list[str], RecopyNeeded | None]:
-    """The same capture over the table as it is now, the columns that are new, and whether delivered rows may be stale.
-    ``names``: what each slot's column is called now."""
-    # Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
+    """The same capture for the table as it is now, the new columns, and a notice if delivered rows may be stale.
+    ``names``: the current name of each slot's column."""
+    # Columns are only ever appended, so one that precedes a column it used to follow was dropped and added again.
     slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
     before = dict(zip(old.slots, old.schema.columns, strict=True))
     slots, columns = (list(old.slots[:1]), list(old.schema.columns[:1])) if old.rowid_key else ([], [])
@@ -230,7 +231,7 @@ def _reshaped(
 
 
 def _added(column: SourceColumn) -> tuple[Column, str | None]:
-    """A column that ALTER TABLE ADD made, with what existing rows read in it, or why nobody knows that."""
+    """A column that ALTER TABLE ADD created, with the value that existing rows have in it, or why that is unknown."""
     plain = Column(column.name, arrow_type(column.declared), not column.not_null, column.declared)
     if column.generated:
         return plain, f"the new column {column.name} is computed, so existing rows have values in it"
@@ -251,16 +252,16 @@ def _added(column: SourceColumn) -> tuple[Column, str | None]:
 
 
 def _explained(old: Captured, new: Captured, added: list[str]) -> bool:
-    """Whether the CREATE statement changed only as the ALTERs that were recognised change it. Catches, for example, a
-    last column that was dropped and added again under its old name."""
+    """Whether the CREATE statement changed only as the recognised ALTERs change it. Catches, for example, a last column
+    that was dropped and added again under its old name."""
     before = {slot: name for name, slot in old.slot_of.items()}
     dropped = len(set(old.slots) - set(new.slots))
     renamed = any(before.get(slot, name) != name for name, slot in new.slot_of.items())
     if renamed or dropped > 1 or (dropped and added):
-        return True  # the texts cannot be compared; the slots and the order have shown what happened
+        return True  # the texts cannot be compared; slots and order have shown what happened
     if not dropped and not added:
         return old.sql == new.sql
     short, long = (new.sql, old.sql) if dropped else (old.sql, new.sql)
-    # One piece was put in: from where the two part, the rest of the short one ends the long one.
+    # One piece was inserted: from where the two differ, the rest of the short text ends the long one.
     parted = (at for at, (one, other) in enumerate(zip(short, long, strict=False)) if one != other)
     return long.endswith(short[next(parted, min(len(short), len(long))) :])

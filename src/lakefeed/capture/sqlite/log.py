@@ -1,14 +1,15 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""The change log: its ResumePoint, LogReader and Decoder. From rows of the log table to Arrow, column by column.
+"""The change log: its ResumePoint, LogReader and Decoder. It turns rows of the log table into Arrow, column by column.
 
-SQLite shows committed transactions only, but not where in the log one ends and the next begins. So everything between
-the last position and the log's head is one transaction. The steps of one such range:
-  1. the file is the one that was opened; one read transaction: schema version and head. Another schema version, or
-     triggers that do not log what is asked for: bring the triggers in line (drift), then again
-  2. inspect (after, head]: values that do not fit their column, NULLs in keys. Any: announce, then again
-  3. read the range in pieces: short queries, so that writers without WAL never wait long, and a bounded piece in memory
+SQLite shows only committed transactions, but not where in the log one ends and the next begins. So everything between
+the last position and the log's head is one transaction. The steps for one such range:
+  1. check that the file is the one that was opened; read schema version and head in one read transaction. If the schema
+     version changed, or the triggers do not log what is wanted, adapt the triggers (drift) and start again
+  2. inspect (after, head]: values that do not fit their column, NULLs in keys. If there are any, announce them and
+     start again
+  3. read the range in pieces: short queries, so that writers without WAL never wait long, and bounded memory
 
-Rows of the log up to a head that was once read never change, so a range needs no transaction around it."""
+Rows of the log up to a head that was read once never change, so a range needs no transaction around it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceSetupError, StateError
 
-WINDOW_ROWS = 50_000  # of the log at once at most, in a short read transaction: writers without WAL wait no longer
+WINDOW_ROWS = 50_000  # read at most this much of the log in one short read transaction, for the sake of non-WAL writers
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2.0
 _FEW_TABLES = 2
@@ -56,9 +57,9 @@ _PRUNE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Part of a range of the log that ends at ``head``. ``rows`` are values by column (seq, op, ts, then the table's)
-    of ``captured``. Sequences count from ``base``; the last piece of a window has its ``width``. The last piece of a
-    range has what is ``announced`` in it."""
+    """Part of a range of the log that ends at ``head``. ``rows`` are values by column (seq, op, ts, then those of the
+    table) of ``captured``. Sequences count from ``base``; the last piece of a window has its ``width``. The last piece
+    of a range has what the range announces (``announced``)."""
 
     head: SqliteSequence
     base: int
@@ -70,7 +71,7 @@ class LogPiece:
 
 
 class LogDecoder:
-    """See ``Decoder``. The catalog's part, which column is in which slot, comes with the piece."""
+    """See ``Decoder``. The piece contains the catalog's part: which column is in which slot."""
 
     _in_range = False
 
@@ -87,7 +88,7 @@ class LogDecoder:
                 try:
                     columns.append(to_arrow(data, column.type))
                 except MisfitError as error:
-                    what = f"{schema.table}.{column.name} holds a value that is not {column.type}"
+                    what = f"{schema.table}.{column.name} holds a value that is not of type {column.type}"
                     raise DecodeError(what) from error
             order, times = np.array(sequences, np.int64) - (piece.base + 1), np.array(stamps, np.int64) * 1000
             kinds, indices = pa.array(operations, pa.int8()), np.zeros(len(sequences), np.int32)
@@ -98,7 +99,8 @@ class LogDecoder:
 
 
 class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
-    """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread, ``close`` to any."""
+    """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread; any thread may call
+    ``close``."""
 
     def __init__(
         self, file: OpenedFile, names: Installation, after: SqliteSequence, confirmations: Confirmations
@@ -106,7 +108,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         self._file = file
         self._after = after
         self._confirmations = confirmations
-        self._lock = threading.Lock()  # of the connection: close waits for a read, which it interrupts
+        self._lock = threading.Lock()  # guards the connection: close interrupts a read, then waits for it
         self._closed = threading.Event()
         self._range: Iterator[LogPiece] = iter(())
         self._connection = file.database.connect("rw")
@@ -146,7 +148,8 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
     def close(self) -> None:
         self._closed.set()
         self._connection.interrupt()
-        # A read that waits for a lock is not interrupted. It ends after the busy timeout, and its connection with it.
+        # A read that waits for a lock cannot be interrupted. It ends after the busy timeout; the connection is left to
+        # it.
         if self._lock.acquire(timeout=_CLOSE_SECONDS):
             try:
                 self._range = iter(())
@@ -155,7 +158,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 self._lock.release()
 
     def _next_range(self) -> Iterator[LogPiece]:
-        """All that was committed after the last range; nothing if nothing was."""
+        """Everything committed after the last range; empty if there is nothing."""
         own, after = self._own, self._after.sequence
         while True:
             with transaction(self._connection, "DEFERRED"):
@@ -172,7 +175,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 self._meta = own.require()
             present = self._present(after, head.sequence)
             tables = [one for one in self._meta.tables if one.number in present and one.state is not State.BLOCKED]
-            troubled: dict[Captured, frozenset[str] | None] = {}  # the mixed columns; None for a NULL in the key
+            troubled: dict[Captured, frozenset[str] | None] = {}  # with the mixed columns; None for a NULL in the key
             for one in tables:
                 columns = zip(one.schema.columns, one.slots, strict=True)
                 tests = misfits((column.name, column.type, f"c{slot}") for column, slot in columns)
@@ -192,23 +195,24 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         return self._pieces(head.sequence if first is None else first[0] - 1, head, tables, announced)
 
     def _present(self, low: int, high: int) -> set[int]:
-        """The numbers of the tables with rows in (low, high]."""
+        """The numbers of the tables that have rows in (low, high]."""
         query = f"SELECT DISTINCT tab FROM {self._own.names.log} WHERE seq > ? AND seq <= ? AND {_ROWS}"
         return {number for (number,) in self._own.execute(query, (low, high))}
 
     def _rows_of(self, captured: Captured) -> str:
-        """SQL: changes of one table, between two bound sequences."""
+        """SQL: changes of one table between two bound sequences."""
         return f"seq > ? AND seq <= ? AND tab = {captured.number} AND {_ROWS}"
 
     def _announce(self, troubled: dict[Captured, frozenset[str] | None]) -> None:
-        """Retype a table with values that do not fit, block one with a NULL in a key; both by marks in the log."""
+        """Retype tables with values that do not fit, and block tables with a NULL in a key; both by marks in the
+        log."""
         own = self._own
-        for one, mixed in troubled.items():  # a scan: before the lock
+        for one, mixed in troubled.items():  # this scans the table, so it comes before the write lock
             troubled[one] = None if mixed is None else mixed | mixed_columns(self._connection, one.table.name)
         with transaction(self._connection, "IMMEDIATE"):
             if schema_version(self._connection) != self._meta.schema_version:
-                return  # columns may be called otherwise now: the schema comes first
-            now = {one.number: one for one in own.require().tables}  # the catalog side may have been here
+                return  # columns may have other names now: adapt to the schema first
+            now = {one.number: one for one in own.require().tables}  # the catalog side may have changed it
             for one, mixed in troubled.items():
                 captured = now.get(one.number, one)
                 table, key, is_dropped = captured.table, captured.schema.key, captured.state is State.DROPPED
@@ -230,7 +234,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
     def _pieces(
         self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
     ) -> Iterator[LogPiece]:
-        """Window by window, in each table by table, cut by bytes where values are large."""
+        """Window by window, and table by table in each; cut by bytes if values are large."""
         low = high = begin
         while high < head.sequence:
             low, high = high, min(high + WINDOW_ROWS, head.sequence)
@@ -242,7 +246,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 kinds = [*_READ_TYPES, *(column.type for column in captured.schema.columns)]
                 at = low
                 while at < high:
-                    # Each piece is a query of its own: none is open while the caller works.
+                    # Each piece is a query of its own: no query is open while the caller works.
                     with closing(portions(self._connection, query, (at, high), kinds)) as found:
                         portion = next(found, None)
                     if portion is None:
@@ -255,12 +259,12 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
 
 
 class Confirmations:
-    """Confirmed positions: kept in the source's meta table, and the log before them pruned. Any thread.
+    """Confirmed positions: saves them in the source's meta table, and prunes the log before them. Any thread.
 
-    Writing to the source costs its writers time, so both are done at most about once a second or every 10,000 rows, in
-    small transactions, and never wait long for a lock: what could not be written now is written next time. Written to
-    is only the ``file`` that the capture reads: in another one the position means something else. ``verified`` (see
-    Meta) is noted by whoever reads the log and kept on the same occasion."""
+    Writing to the source costs its writers time. So both happen about once a second or every 10,000 rows, in small
+    transactions, and never wait long for a lock: what cannot be written now is written next time. Only the ``file``
+    that the capture reads is written to: in another one the position means something else. Whoever reads the log sets
+    ``verified`` (see Meta), which is saved on the same occasion."""
 
     def __init__(self, file: OpenedFile, names: Installation) -> None:
         seconds = min(_CONFIRM_LOCK_SECONDS, file.database.busy_timeout_seconds)
@@ -274,7 +278,7 @@ class Confirmations:
         self.verified = 0
 
     def confirm(self, position: SqliteSequence) -> None:
-        """Note a position; write it if it is time to."""
+        """Note a position, and write it if it is time to."""
         with self._lock:
             self._wanted = max(position, self._wanted or position)
             rows = self._wanted.sequence - (self._written.sequence if self._written else 0)
@@ -282,7 +286,7 @@ class Confirmations:
                 self._write(self._wanted, _PRUNE_SECONDS)
 
     def settle(self) -> None:
-        """While the source is quiet: write what is left, as soon as it is time to."""
+        """While the source is idle: write what is left as soon as it is time to."""
         wanted = self._wanted
         if wanted is not None and wanted != self._written:
             self.confirm(wanted)
@@ -326,7 +330,7 @@ class Confirmations:
 
 
 class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
-    """See ``ResumePoint``. Calls share kept connections; ``confirm`` has one of its own, a stream another."""
+    """See ``ResumePoint``. Calls share kept connections; ``confirm`` has its own, and so has a stream."""
 
     def __init__(self, database: Database, names: Installation) -> None:
         self._database = database
@@ -341,7 +345,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
 
     @contextmanager
     def _reading(self) -> Iterator[OwnTables]:
-        """The pipeline's tables, as they are at one moment."""
+        """The pipeline's tables at one moment."""
         with self._file.use() as connection, transaction(connection, "DEFERRED"):
             yield OwnTables(connection, self._names)
 
@@ -356,7 +360,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
             self._file.close()
 
     def meta(self) -> Meta | None:
-        """What is captured now, None if nothing is. Any thread."""
+        """What is captured now; None if nothing is. Any thread."""
         with self._reading() as own:
             return own.load()
 
@@ -366,13 +370,13 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
 
     def identity(self) -> str:
         meta = self.meta()
-        assert meta is not None  # noqa: S101  # ``find`` was asked first
+        assert meta is not None  # noqa: S101  # ``find`` was called first
         return meta.identity
 
     def create(self, tables: Sequence[TableId]) -> SqliteSequence:
-        """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head. A blocked
-        table starts again. Columns of new captures that hold values of several types become text. Writes nothing if
-        there is nothing to do. The write lock is held while triggers are made, not while tables are scanned."""
+        """Capture ``tables`` from here on, and go on with those already captured. Returns the log's head. A blocked
+        table starts again. Columns of newly captured tables that hold values of several types become text. Writes
+        nothing if there is nothing to do. Holds the write lock while it creates triggers, not while it scans tables."""
         with self._file.use("rw") as connection:
             own = OwnTables(connection, self._names)
             while True:
@@ -384,7 +388,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                     if meta is None:
                         own.create()
                     elif not meta.is_right(schema_version(connection), self._names):
-                        continue  # it changed in between
+                        continue  # the schema changed in between
                     for table in tables:
                         if meta is None or meta.state(table) is not State.LIVE:
                             source = _require_table(connection, table)
@@ -396,8 +400,8 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                             own.mark()
                     own.put_verified()
                 break
-            head = own.head()  # before the scan: what is written meanwhile comes by the log
-            # From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
+            head = own.head()  # before the scan: the log has what is written meanwhile
+            # Since the triggers exist, every later value is in the log; so one pass without a lock is enough.
             new = [one for one in own.require().tables if one.table in tables and not one.scanned]
             mixed = {one.number: mixed_columns(connection, one.table.name) for one in new if one.state is State.LIVE}
             for one in (one for one in own.require().tables if one.table in tables and one.state is State.LIVE):
@@ -415,24 +419,24 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
             return head
 
     def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:  # noqa: ARG002
-        """The name of the log, whose head is what a chunk's read transaction sees."""
+        """The name of the log, whose head a chunk's read transaction sees."""
         with self._reading() as own:
             _require_table(own.connection, table)
             meta = own.load()
         if meta is None or meta.state(table) is None:
-            raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
-        self.create([table])  # in line with the schema of now, and scanned
+            raise StateError(f"{table} would be copied before its changes are captured", remedy="Call prepare first.")
+        self.create([table])  # adapted to the current schema, and scanned
         return {"pipeline": self._names.pipeline}
 
     def beside(self) -> Mapping[str, Any]:
         return {"pipeline": self._names.pipeline}
 
     def require(self, position: SqliteSequence) -> None:
-        """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
+        """PositionLostError, with the reason, unless the log has everything after ``position``."""
         sequence, stamp, log = position.sequence, position.stamp, self._names.log
         with self._reading() as own:
             if own.load() is None:
-                return  # the flow knows whether that is a fresh start
+                return  # the flow knows whether this is a fresh start
             head, row = own.head(), own.execute(f"SELECT ts FROM {log} WHERE seq = ?", (sequence,)).fetchone()
             (first,) = own.execute(f"SELECT min(seq) FROM {log}").fetchone()
         if position > head:
@@ -454,7 +458,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         self._confirmations.confirm(position)
 
     def ahead_bytes(self, low: SqliteSequence, high: SqliteSequence) -> int:
-        """Every entry of the log is ours, and stays until it is confirmed: any is worth a heartbeat."""
+        """Every entry of the log is Lakefeed's own, and stays until it is confirmed: any of them merits a heartbeat."""
         return sys.maxsize if high > low else 0
 
     def end(self) -> SqliteSequence | None:
@@ -470,14 +474,14 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
             confirmed, head = meta.confirmed.sequence, own.head().sequence
             rows, unread = max(0, head - confirmed), f"FROM {self._names.log} WHERE seq > ? AND seq <= ?"
             if any(one.before_images for one in meta.tables):
-                # Before images, and old rows that never became one, are no changes.
+                # Before images, and old rows that never became one, are not changes.
                 old = f"SELECT count(*) {unread} AND op IN ({Operation.BEFORE}, {OLD_ROW})"
                 rows -= own.execute(old, (confirmed, head)).fetchone()[0]
             oldest = own.execute(f"SELECT ts {unread} ORDER BY seq LIMIT 1", (confirmed, head)).fetchone()
         return Lag(rows=rows, seconds=max(0.0, time.time() - oldest[0] / 1000) if rows and oldest else 0.0)
 
     def drop(self) -> tuple[str, ...]:
-        """Remove all that this pipeline has in the source, and nothing else."""
+        """Remove everything that this pipeline has in the source, and nothing else."""
         self._confirmations.close()
         with self._file.use("rw") as connection, transaction(connection, "IMMEDIATE"):
             found = OwnTables(connection, self._names).triggers()
@@ -498,7 +502,7 @@ def _require_table(connection: sqlite3.Connection, table: TableId) -> SourceTabl
 
 
 class SqliteFacts(SchemaFacts[SqliteSequence]):
-    """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
+    """The change log knows the schema of each of its rows; the catalog counts only for tables that are not captured."""
 
     def __init__(self, resume: SqliteResumePoint) -> None:
         self._resume = resume

@@ -2,13 +2,14 @@
 """``Sqlite``: what a user writes to capture a SQLite database, by triggers that fill a change log beside the tables.
 
 Guarantees, beyond the contract of ChangeCapture (limits: docs/sqlite.md):
-- The log is written in the user's own transaction: what is committed is logged, what is rolled back is not.
-- A change set ends at a commit, because SQLite shows only committed transactions. It has all that was committed when
-  it was cut.
-- The source is written to by ``prepare``, ``confirm``, ``uninstall``, and by ``live`` only to bring the triggers in
-  line with a changed schema or to announce that a column holds values of several types or a key is NULL.
-- With ``before_images`` the triggers log rows as they were, too. There is none for a row that REPLACE replaces by one
-  of the same key, which is an insert here, and none for changes between the addition of a column and its being noticed.
+- The triggers write the log in the user's own transaction: what is committed is logged, what is rolled back is not.
+- A change set ends at a commit, because SQLite shows only committed transactions. It has everything that was committed
+  when it was cut.
+- ``prepare``, ``confirm`` and ``uninstall`` write to the source. ``live`` does only to adapt the triggers to a changed
+  schema, or to announce that a column holds values of several types or that a key is NULL.
+- With ``before_images`` the triggers also log rows as they were. There is no before image for a row that REPLACE
+  replaces by one with the same key, which is an insert here, and none for changes between the addition of a column and
+  its discovery.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from lakefeed.errors import ConfigError, LakefeedError, Retry, SourceSetupError
 @dataclass(frozen=True)
 class Sqlite:
     """A SQLite database file. ``tables`` are glob patterns (see ``capture.select``). ``busy_timeout_seconds`` is how
-    long to wait for a lock that another connection holds. With ``before_images`` rows are delivered as they were before
-    each update and delete, too, which the writer pays for. ConfigError for a path that is no file and for a mechanism
-    that there is not."""
+    long to wait for a lock that another connection holds. With ``before_images`` rows are also delivered as they were
+    before each update and delete, at the expense of the writers. ConfigError if the path is not a file or the mechanism
+    does not exist."""
 
     path: str | PathLike[str]
     _: KW_ONLY
@@ -57,10 +58,10 @@ class Sqlite:
             raise ConfigError(f"source.tables: must be a list of patterns with at least one, not {self.tables!r}")
         if self.busy_timeout_seconds < 0:
             raise ConfigError(f"source.busy_timeout_seconds: {self.busy_timeout_seconds} is negative")
-        object.__setattr__(self, "tables", tuple(self.tables))  # frozen and hashable, whatever the user gave
+        object.__setattr__(self, "tables", tuple(self.tables))  # hashable, whatever sequence was given
 
     def bind(self, pipeline: str) -> ChangeCapture:
-        path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
+        path = str(Path(self.path).absolute())  # other processes, which read chunks, may have another directory
         database, images = Database(path, self.busy_timeout_seconds), self.before_images
         resume = SqliteResumePoint(database, Installation(pipeline, before_images=images))
         return LogCapture(
@@ -76,16 +77,16 @@ class Sqlite:
 
 
 def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
-    """What stands in the way, and the statement that repairs it. The patterns and the file itself are checked, too."""
+    """What prevents capture, and the statements that repair it. Includes the file itself and the patterns."""
     path, folder, found = Path(database.path), Path(database.path).absolute().parent, list[Finding]()
     try:
         if not path.is_file():
             raise SourceSetupError(f"there is no file {path}", remedy="Correct source.path.")
         if not os.access(path, os.R_OK | os.W_OK):
-            problem = f"{path} is not readable and writable by this user; triggers need both"
+            problem = f"this user cannot read and write {path}; triggers need both"
             raise SourceSetupError(problem, remedy=f"chmod u+rw {path}")
         if not os.access(folder, os.W_OK):
-            problem = f"the directory of {path} is not writable; SQLite keeps its journal beside the file"
+            problem = f"this user cannot write to the directory of {path}, where SQLite keeps its journal"
             raise SourceSetupError(problem, remedy=f"chmod u+w {folder}")
         with database.connection() as connection:
             (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
@@ -110,14 +111,14 @@ def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
     if not source.key and source.rowid is None:
         yield Level.ERROR, "no key, and its columns hide every name of the rowid", "Declare a primary key."
     elif not source.key:
-        problem = "no declared key; the rowid becomes the key, and VACUUM can make a new copy necessary"
+        problem = "no declared key; the rowid becomes the key, and VACUUM may make a new copy necessary"
         yield Level.WARNING, problem, f"Re-create {name} with a column id INTEGER PRIMARY KEY."
     if source.nullable_key:
-        problem = f"its key ({', '.join(source.key)}) may be NULL; the table stops when a row has such a key"
+        problem = f"its key ({', '.join(source.key)}) may be NULL; such a row blocks the table"
         count = f"SELECT count(*) FROM {name} WHERE {null_in(source.key)};"
         yield Level.WARNING, problem, Statement(f"{count} -- then declare the key NOT NULL")
     for index in source.opaque:
-        problem = f"the unique index {index} is on an expression; rows that REPLACE removes through it are not seen"
+        problem = f"the unique index {index} is on an expression; rows that REPLACE removes through it are missed"
         yield Level.WARNING, problem, "Write with ON CONFLICT DO UPDATE or DELETE instead of REPLACE."
     if len(source.columns) > WIDEST:
         yield Level.ERROR, f"{len(source.columns)} columns; {WIDEST} can be captured", "Leave the table out."

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""What SQLite's catalog has of a table: columns, key, unique indexes, and the schema that follows. Read-only."""
+"""What SQLite's catalog says about a table: columns, key, unique indexes, and the resulting schema. Read-only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]
 
 
 class SourceColumn(NamedTuple):
-    """``default`` is the SQL text of the DEFAULT clause. ``not_null``: declared so, or by being such a key."""
+    """``default`` is the SQL text of the DEFAULT clause. ``not_null``: declared so, or implied by the kind of key."""
 
     name: str
     declared: str
@@ -49,10 +49,10 @@ class UniqueIndex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as it is now. ``key`` is the declared key in key order, empty if none. ``rowid`` is a name under which
-    the rowid can be reached (the key column itself where that is an alias of it), None if there is no rowid or every
-    name of it is taken. ``conflicts`` are the unique indexes through which REPLACE can remove rows other than the one
-    with the same key; ``opaque`` are names of those that cannot be followed, because they index an expression.
+    """A table as it is now. ``key`` is the declared key in key order, empty if there is none. ``rowid`` is a name by
+    which the rowid can be reached (the key column itself if that is an alias of it); None if there is no rowid, or all
+    of its names are taken. ``conflicts`` are the unique indexes through which REPLACE can remove rows other than the
+    one with the same key; ``opaque`` names those that cannot be followed, because they index an expression.
     ``renumbered_by_vacuum``: it has neither a key nor any index."""
 
     name: str
@@ -71,7 +71,7 @@ class SourceTable:
 
     @property
     def sql_key(self) -> tuple[str, ...]:
-        """What is compared to find a row by its key, quoted: the declared key, else the rowid."""
+        """The columns, quoted, that find a row by its key: the declared key, else the rowid."""
         return tuple(map(quoted, self.key or (self.rowid or "",)))
 
     @property
@@ -80,31 +80,31 @@ class SourceTable:
 
     @property
     def rowid_column(self) -> str:
-        """What the rowid is called in the lake: ``_rowid``, or more underscores if the table has that name itself."""
+        """The name of the rowid in the lake: ``_rowid``, with underscores appended if the table has such a column."""
         name, taken = "_rowid", {column.name.lower() for column in self.columns}
         while name in taken:
             name += "_"
         return name
 
     def schema(self) -> TableSchema:
-        """The table's columns, without stable ids; ahead of them the rowid, where it is the key."""
+        """The table's columns, without stable ids; preceded by the rowid if that is the key."""
         columns = [] if self.key else [Column(self.rowid_column, pa.int64(), nullable=False, source_type="INTEGER")]
         columns += [Column(one.name, arrow_type(one.declared), not one.not_null, one.declared) for one in self.columns]
         return TableSchema(self.id, tuple(columns), self.key or (self.rowid_column,))
 
 
 def null_in(names: Iterable[str]) -> str:
-    """SQL: one of these columns is NULL."""
+    """SQL that is true if one of these columns is NULL."""
     return " OR ".join(f"{quoted(name)} IS NULL" for name in names)
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
-    """Another one after each change of the schema."""
+    """A number that changes with the schema."""
     return int(connection.execute("PRAGMA main.schema_version").fetchone()[0])
 
 
 def all_tables(connection: sqlite3.Connection) -> dict[TableId, Refusal | None]:
-    """Everything in the catalog that can be selected from → why it is never captured; None if it can be."""
+    """Everything in the catalog that can be selected from, with why it is never captured; None if it can be."""
     rows = connection.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'").fetchall()
     return {TableId(SCHEMA, name): _refusal(name, kind) for name, kind in rows}
 
@@ -117,15 +117,15 @@ def _refusal(name: str, kind: str) -> Refusal | None:
 
 
 def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
-    """The table called ``name`` (exactly, as the catalog spells it), or None if there is none to capture. One picture
-    of the catalog: whoever drops or alters the table meanwhile is seen as a whole, or not at all."""
+    """The table ``name`` (exactly as the catalog spells it), or None if there is no such table to capture. Reads one
+    state of the catalog: a concurrent DROP or ALTER is seen as a whole, or not at all."""
     with nullcontext() if connection.in_transaction else transaction(connection, "DEFERRED"):
         return _read_table(connection, name)
 
 
 def _read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
     create = "SELECT sql FROM sqlite_master WHERE type = ? AND name = ?"
-    made = connection.execute(create, ("table", name)).fetchone()  # the picture begins with this, not with a pragma
+    made = connection.execute(create, ("table", name)).fetchone()  # this starts the read transaction; a pragma does not
     query = "SELECT type, wr FROM pragma_table_list WHERE schema = 'main' AND name = ?"
     listed = connection.execute(query, (name,)).fetchone()
     if made is None or listed is None or _refusal(name, listed[0]) is not None:
@@ -150,7 +150,7 @@ def _read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None
         if unique and any(row[1] == _EXPRESSION for row in parts):
             opaque.append(index)
         elif unique and (origin != "pk" or any(row[4] != "BINARY" or is_untyped(declared[row[2]]) for row in parts)):
-            # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
+            # The key's own index matters only if different values can be equal in it ('a' and 'A', 1 and 1.0).
             where, depth = None, 0
             if partial:
                 (text,) = connection.execute(create, ("index", index)).fetchone()
@@ -165,7 +165,7 @@ def _read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None
 
 
 def default_value(default: str) -> str:
-    """The SQL text of a DEFAULT clause as an expression. There, but only there, a name is a piece of text."""
+    """The SQL text of a DEFAULT clause as an expression. Only in a DEFAULT clause a bare name is a string."""
     name = _NAME.fullmatch(default)
     if name is None or default.upper() in _CONSTANTS:
         return f"({default}\n)"
@@ -174,7 +174,7 @@ def default_value(default: str) -> str:
 
 
 def mixed_columns(connection: sqlite3.Connection, name: str) -> frozenset[str]:
-    """Columns of the table with values that their declared type does not fit. One pass, in a read transaction."""
+    """Columns of the table with values that do not fit their declared type. One pass, in a read transaction."""
     with transaction(connection, "DEFERRED"):
         source = read_table(connection, name)
         columns = source.columns if source is not None else ()

@@ -1,11 +1,11 @@
-"""What a migration of the source would mean for each lake table, found on a scratch database.
+"""What a migration of the source would mean for each lake table, found out on a scratch database.
 
-1 the scratch database has the tables of the source and none of its rows; the capture prepares them, as at a start
+1 the scratch database has the tables of the source but none of its rows; the capture prepares them, as at a start
 2 the migration runs there
-3 the capture reports what it would report of the source: schemas that changed, tables that are gone, rows in doubt
+3 the capture reports what it would report for the source: changed schemas, dropped tables, rows that may be stale
 4 the policy, the rule and the format of each lake table judge that, as they would in a sync
 
-Statements that change rows change none here: what they cost is the changes that they make.
+Statements that change rows change none here; in the source, they cost the changes that they make.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.policy import Policy
 
 _TRIES, _WAIT_SECONDS = 20, 0.1
-"""A log is at its end when it has given nothing for two seconds."""
+"""A log is at its end when it has returned nothing for two seconds."""
 
 
 class Outcome(StrEnum):
-    """METADATA: columns change in the table's metadata. REWRITE: its rows are written again in the lake. COPY: they are
-    read from the source again. STOP: it waits for a person. LEAVE: it stays as it is, and is followed no more."""
+    """METADATA: columns change in the table's metadata. REWRITE: the lake rewrites its rows. COPY: they are read from
+    the source again. STOP: it waits for a person. LEAVE: it stays as it is, and gets no more changes."""
 
     NOTHING = "nothing"
     METADATA = "metadata"
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigratedTable:
-    """One lake table after the migration. ``changes`` are the source's, as sentences."""
+    """One lake table after the migration. ``changes`` are those of the source, as sentences."""
 
     table: TableId
     source: TableId
@@ -61,7 +61,7 @@ class MigratedTable:
 
 
 def plan_migration(capture: ChangeCapture, tables: TableFormat, migrate: Callable[[], None]) -> list[MigratedTable]:
-    """``capture`` is of a scratch database and not open; ``migrate`` runs the migration there."""
+    """``capture`` belongs to a scratch database and is not open; ``migrate`` runs the migration there."""
     capture.represent(tables.choices)
     capture.open()
     try:
@@ -146,7 +146,7 @@ def _judged(
         return outcome(Outcome.REWRITE, "all rows of the lake table are written again, in one commit", changes=changes)
     if route.mode.equals_source:
         return outcome(Outcome.COPY, "a part of a union is copied again", changes=changes)
-    reason = "a part of a union cannot change so in place, and a new copy would begin a new history"
+    reason = "a part of a union cannot be changed in place, and a new copy would begin a new history"
     return outcome(Outcome.STOP, reason, f"lakefeed rebuild FILE {route.table} --from-source", changes)
 
 
@@ -159,7 +159,7 @@ def _told(old: TableSchema, new: TableSchema) -> Iterator[str]:
             case DropColumn(name):
                 yield f"column {name} is dropped"
             case RenameColumn(was, name):
-                yield f"column {was} is called {name}"
+                yield f"column {was} is renamed to {name}"
             case RetypeColumn(name, was, now):
                 yield f"column {name} changes from {was} to {now}"
             case ChangeKey(was, now):

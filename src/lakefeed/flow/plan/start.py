@@ -1,8 +1,8 @@
-"""What a start of the pipeline would do, found without changing anything: no slot, no trigger, no file.
+"""What a start of the pipeline would do, found out without changing anything: no slot, no trigger, no file.
 
-1 the tables that the source offers, as the rules want them, with about how large they are
-2 the lake tables that they feed, and where each stands by its state
-3 what the configuration says otherwise than the stored state, which only a rebuild brings about
+1 the tables that the source offers, as the rules want them, with their approximate sizes
+2 the lake tables that they feed, and the state of each
+3 where the configuration differs from the stored state, so that only a rebuild applies it
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from lakefeed.storage.base import Storage
 
 
 class Action(StrEnum):
-    """COPY: its rows are read from the source. FOLLOW: it goes on with the changes. STOP: it waits for a person, or the
-    whole start does. LEAVE: it stays as it is, and is followed no more."""
+    """COPY: its rows are read from the source. FOLLOW: it continues with the changes. STOP: it waits for a person, or
+    the whole start does. LEAVE: it stays as it is, and gets no more changes."""
 
     COPY = "copy"
     FOLLOW = "follow"
@@ -40,8 +40,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedColumn:
-    """``lake_type`` is Spark's name of the type; None: the column is left out. Of an expression only Spark knows it
-    (``expression``). ``source_type`` is empty for a new column. ``note``: what happens to its values."""
+    """``lake_type`` is Spark's name of the type; None: the column is left out. The type of an ``expression`` is known
+    only to Spark. ``source_type`` is empty for a new column. ``note``: what happens to its values."""
 
     name: str
     source_type: str
@@ -53,7 +53,7 @@ class PlannedColumn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTable:
     """One lake table. ``rows`` and ``bytes`` are the source's estimates. ``rules`` are the patterns that match it,
-    ``made_by`` what they make of its rows. ``remedy`` is what brings about what the start would refuse."""
+    ``made_by`` what they do with its rows. ``remedy`` is how to get what the start would refuse."""
 
     table: TableId
     source: TableId
@@ -75,7 +75,7 @@ class PlannedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``unused_rules``: what of ``lake.tables`` matches nothing, as sentences: a start is refused."""
+    """``unused_rules``: parts of ``lake.tables`` that match nothing, as sentences; a start is refused."""
 
     tables: tuple[PlannedTable, ...]
     unused_rules: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Plan:
 
 
 def make_plan(capture: ChangeCapture, tables: TableFormat, root: Storage) -> Plan:
-    """``capture`` is not open, and is not afterwards."""
+    """``capture`` is not open, neither before nor after."""
     states, journal = TableStates(root), Journal.read(root) if root.has_folder("commits") else None
     try:
         capture.represent(tables.choices if journal is None else wanted_of_source(tables.choices, journal, states))
@@ -157,7 +157,7 @@ def _planned(
 
 
 def _action(route: Route, state: TableState | None) -> tuple[Action, str, str]:
-    """What a start does with a lake table, by its state, with the reason and a remedy."""
+    """What a start does with a lake table in this state, with the reason and a remedy."""
     if state is None:
         return Action.COPY, "new in the pipeline", ""
     if state.route != route:
@@ -177,8 +177,8 @@ def _action(route: Route, state: TableState | None) -> tuple[Action, str, str]:
 
 
 def _changed(delivered: TableSchema, wanted: TableSchema, choice: TableChoice) -> Iterator[str]:
-    """What the configuration says otherwise than it did when the table was made. What the source itself has changed
-    is followed, and is none of it."""
+    """Where the configuration differs from when the table was made. Changes of the source itself are not included: they
+    are followed."""
     if gone := [name for name in delivered.names if name not in wanted.names and not choice.takes(name)]:
         yield f"the rule now leaves out {', '.join(gone)}"
     left_out = [column.name for _, column in delivered.left_out]
@@ -190,13 +190,13 @@ def _changed(delivered: TableSchema, wanted: TableSchema, choice: TableChoice) -
         if old is None or old.source_type != column.source_type:
             continue
         if old.type != column.type:
-            yield f"{column.name} was {spark_type(old.type)}, and is {spark_type(column.type)} by the configuration now"
+            yield f"{column.name} was {spark_type(old.type)}; by the configuration it is now {spark_type(column.type)}"
         elif old.out_of_range not in (column.out_of_range, OutOfRange.STOP):
-            yield f"out_of_range of {column.name} was {old.out_of_range}, and is {column.out_of_range} now"
+            yield f"out_of_range of {column.name} was {old.out_of_range}; now it is {column.out_of_range}"
 
 
 def _columns(whole: TableSchema, taken: TableSchema, rule: RowRule) -> Iterator[PlannedColumn]:
-    """Columns of the source with what becomes of them by the rules; then new ones, which expressions make."""
+    """The source's columns, with what the rules do with them; then new ones, which expressions make."""
     masks, early, expressions = dict(rule.mask), dict(rule.early), dict(rule.transform)
     for column in whole.columns:
         if column.name not in taken.names:
@@ -227,7 +227,7 @@ def _columns(whole: TableSchema, taken: TableSchema, rule: RowRule) -> Iterator[
 def _left(
     states: TableStates, routes: Mapping[TableId, Route], offered: Mapping[TableId, TableSchema]
 ) -> Iterator[PlannedTable]:
-    """Lake tables that the start does not go on with."""
+    """Lake tables that the start does not continue."""
     for state in states.in_phase(Phase.STAGED, Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
         if state.table not in routes:
             is_there = state.source in offered

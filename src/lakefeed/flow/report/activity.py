@@ -1,7 +1,7 @@
-"""Activity: what a running pipeline does, counted: totals, rates, copies under way, and the last hour in steps.
+"""Activity: counts what a running pipeline does: totals, rates, running copies, and the last hour in steps.
 
-A Listener like any other. ``report`` is what the running process writes for others (``Liveness``), so that a dashboard
-in another process shows the same. Totals count from the start of the process, as Prometheus expects of a counter.
+It is an ordinary Listener. The running process writes ``report`` for others (``Liveness``), so that a dashboard in
+another process shows the same. Totals count from the start of the process, as Prometheus expects of a counter.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HISTORY_STEPS = 360
 """An hour."""
 
 _RATE_STEPS = 6
-"""Rates are means over the last minute: changes come in one lump for each merge."""
+"""Rates are means over the last minute, because changes arrive in one lump per merge."""
 
 _KEPT_ERRORS = 20
 
 
 @dataclass(slots=True)
 class _Step:
-    """What happened in ten seconds, and the largest backlog in them. ``number`` is the time, in steps since 1970."""
+    """What happened in ten seconds, and their largest backlog. ``number`` is the time, in steps since 1970."""
 
     number: int
     captured: int = 0
@@ -51,7 +51,7 @@ class _Copy:
 
 
 class Activity(Listener):
-    """See the module. Called from the pipeline's threads; ``report`` from any."""
+    """See the module. Called from the pipeline's threads; any thread may call ``report``."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -62,7 +62,7 @@ class Activity(Listener):
         self._applied: dict[TableId, Counts] = {}
         self._copied: dict[TableId, int] = {}
         self._copies: dict[TableId, _Copy] = {}
-        self._copied_rows: dict[TableId, int] = {}  # of copies that ended; a later result has them as inserted rows
+        self._copied_rows: dict[TableId, int] = {}  # of finished copies; a later result counts them as inserted
         self._steps: deque[_Step] = deque(maxlen=HISTORY_STEPS)
         self._errors: deque[dict[str, Any]] = deque(maxlen=_KEPT_ERRORS)
 
@@ -116,14 +116,14 @@ class Activity(Listener):
             self._remember(None, text, remedy)
 
     def waiting(self, backlog_bytes: int, seconds: float) -> None:
-        """What waits in the journal for the lake now, and for how long the oldest of it has."""
+        """What waits in the journal for the lake now, and the age of the oldest of it."""
         with self._lock:
             step = self._step()
             step.backlog_bytes = max(step.backlog_bytes, backlog_bytes)
             step.lag_seconds = max(step.lag_seconds, seconds)
 
     def report(self) -> dict[str, Any]:
-        """All of it as plain values. ``history`` has a number for each step of the last hour, the newest last."""
+        """Everything as plain values. ``history`` has a number for each step of the last hour, the newest last."""
         with self._lock:
             now = self._step().number
             recent = [step for step in self._steps if step.number > now - _RATE_STEPS]
@@ -161,14 +161,14 @@ class Activity(Listener):
         }
 
     def _step(self) -> _Step:
-        """The one of now. Under the lock. A clock that was set back goes on in the newest step."""
+        """The current step. Call under the lock. If the clock was set back, the newest step continues."""
         number = int(self._clock()) // STEP_SECONDS
         if not self._steps or self._steps[-1].number < number:
             self._steps.append(_Step(number))
         return self._steps[-1]
 
     def _remember(self, table: str | None, error: str, remedy: str) -> None:
-        """Under the lock. What is tried again and fails the same way is one error, seen last now."""
+        """Call under the lock. An error that is retried and fails in the same way counts as one, seen last now."""
         for known in self._errors:
             if (known["table"], known["error"]) == (table, error):
                 known["count"] += 1

@@ -1,4 +1,4 @@
-"""Questions that may never be answered: a server, a disk or a catalog that hangs must not hang who asks.
+"""Questions that may never be answered: a server, disk or catalog that hangs must not block the caller.
 
 pending = asker.begin({"source": capture.lag})
 pending.answers(until)      # {"source": Lag(…)}, an error, or nothing if it has not answered by then
@@ -16,26 +16,26 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 ASKING = "lakefeed-ask"
-"""The name of threads that wait for an answer: one that still runs when a command ends was left behind."""
+"""The name of threads that wait for an answer: one that still runs when a command ends is left behind."""
 _LANES = 8
-"""How many questions of one group are asked at the same time."""
+"""How many questions of one group are asked in parallel."""
 
 _HANGS_SECONDS = 2.0
 
 
 class Asker:
-    """Asks in daemon threads, at most eight for a group. Any thread; several may ask the same at the same time.
+    """Asks in daemon threads, at most eight per group. Any thread; several may ask the same question at the same time.
 
-    What has not been answered for two seconds hangs, and is not asked again before that is over: however often somebody
-    asks, threads do not pile up.
+    A question that has not been answered for two seconds hangs, and is not asked again until it returns: however often
+    somebody asks, threads do not pile up.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._began: dict[Hashable, list[float]] = {}  # of each question that is under way, once for each who asks
+        self._began: dict[Hashable, list[float]] = {}  # start times of running questions, one for each caller
 
     def begin(self, questions: Mapping[K, Callable[[], T]], *, seconds: float = 60.0) -> Pending[K, T]:
-        """Start asking. After ``seconds`` no question of the group is begun any more."""
+        """Start asking. After ``seconds``, no further question of the group is started."""
         now = time.monotonic()
         with self._lock:
             free = [name for name in questions if now - min(self._began.get(name, [now])) < _HANGS_SECONDS]
@@ -52,7 +52,7 @@ class Asker:
                     self._began.setdefault(name, []).append(began)
                 try:
                     pending.give(name, questions[name]())
-                except Exception as error:  # noqa: BLE001  # the answer is that it failed
+                except Exception as error:  # noqa: BLE001  # the error is the answer
                     pending.give(name, error)
                 finally:
                     with self._lock:
@@ -66,7 +66,7 @@ class Asker:
 
 
 class Pending(Generic[K, T]):
-    """What a group of questions has brought so far."""
+    """The answers to a group of questions so far."""
 
     def __init__(self, count: int) -> None:
         self._missing = count
@@ -80,7 +80,7 @@ class Pending(Generic[K, T]):
             self._changed.notify_all()
 
     def answers(self, until: float) -> dict[K, T | Exception]:
-        """All answers, once they are there, or those that are there at ``until`` (of the monotonic clock)."""
+        """All answers, once there are all, or those that have arrived by ``until`` (monotonic clock)."""
         with self._changed:
             self._changed.wait_for(lambda: not self._missing, max(0.0, until - time.monotonic()))
             return dict(self._answers)

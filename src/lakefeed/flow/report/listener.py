@@ -1,4 +1,4 @@
-"""What a pipeline reports to whoever wants to show it. Every method does nothing by default."""
+"""What a pipeline reports to whoever wants to display it. Every method does nothing by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Called from the pipeline's threads, several at a time: be quick and thread-safe, and do not raise."""
+    """Called from the pipeline's threads, several at a time: must be quick and thread-safe, and must not raise."""
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         """The copy of a table begins."""
@@ -31,7 +31,7 @@ class Listener:
         """A cycle has brought something into the lake."""
 
     def full_diff_progress(self, table: TableId, chunks: int, total: int) -> None:
-        """So many chunks of the source, of ``total``, have been read for a full comparison of the table."""
+        """``chunks`` of ``total`` chunks of the source have been read for a full comparison of the table."""
 
     def full_diff_done(self, table: TableId, result: FullDiffResult) -> None:
         """A full comparison has ended; what it found goes through the journal."""
@@ -43,11 +43,11 @@ class Listener:
         """Another process runs the pipeline; this one waits to take over. Called at each try."""
 
     def retrying(self, error: Exception, seconds: float) -> None:
-        """Something failed that may pass; it is tried again after ``seconds``."""
+        """Something failed that may be transient; it is retried after ``seconds``."""
 
 
 class Listeners(Listener):
-    """Reports everything to several, in their order."""
+    """Passes everything on to several listeners, in their order."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = tuple(listeners)

@@ -1,4 +1,4 @@
-"""What the last ``lakefeed verify`` found of each lake table, kept beside the journal for ``status``."""
+"""What the last ``lakefeed verify`` found for each lake table, kept next to the journal for ``status``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = "verified.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedThrough:
-    """Up to where a table was found equal: the source's position, when that was, and how many rows were compared."""
+    """Up to where a table was found equal: the source's position, its time, and how many rows were compared."""
 
     position: str | None
     at: float
@@ -28,8 +28,8 @@ class VerifiedThrough:
 class Verified:
     """One comparison of a lake table with its source table. ``at`` is when it ended, in seconds since 1970.
 
-    ``change_set`` and ``position`` are what the lake table had when it was compared; None where it was not compared,
-    because it was not live for example. ``difference`` is the first one that was found. ``through`` is the newest
+    ``change_set`` and ``position`` are what the lake table had when it was compared; None if it was not compared, for
+    example because it was not live. ``difference`` is the first one that was found. ``through`` is the newest
     comparison that found the table equal, this one or an earlier one.
     """
 
@@ -44,7 +44,7 @@ class Verified:
 
 
 def save_verified(root: Path | Storage, found: Mapping[TableId, Verified]) -> None:
-    """Keep the results of these tables, instead of their earlier ones; those of the others stay."""
+    """Save the results of these tables in place of earlier ones; those of other tables stay."""
     before = load_verified(root)
     kept = {**before, **{table: _through(one, before.get(table)) for table, one in found.items()}}
     body = {str(table): asdict(one) for table, one in sorted(kept.items())}
@@ -52,7 +52,7 @@ def save_verified(root: Path | Storage, found: Mapping[TableId, Verified]) -> No
 
 
 def load_verified(root: Path | Storage) -> dict[TableId, Verified]:
-    """A file that cannot be read says nothing: the next verification writes it again."""
+    """An unreadable file counts as empty: the next verification writes it again."""
     try:
         body: dict[str, dict[str, Any]] = json.loads(storage_at(root).read(_NAME))
         return {

