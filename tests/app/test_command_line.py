@@ -337,7 +337,7 @@ def test_init_writes_a_configuration_and_does_not_overwrite_one(
     file.write_text("mine")
     assert cli.execute(["init", "--json"]) == 2
     refused = json.loads(capsys.readouterr().out)
-    assert "already there" in refused["error"]
+    assert "exists already" in refused["error"]
     assert file.read_text() == "mine"
     assert execute_printed(refused["remedy"]) == 0, "the remedy works as printed"
     assert "kind: sqlite" in file.read_text()
