@@ -67,6 +67,11 @@ class LakeSide:
         """Whether the current sync may be writing to that lake table. Any thread."""
         return table in self._applying
 
+    def recorded(self, state: TableState) -> int | None:
+        """The change set that the table's own newest commit has; None if no sync has asked it yet. Any thread."""
+        known = self._engine.known(state.table, state.generation)
+        return known.applied.number if known is not None else None
+
     @property
     def is_full(self) -> bool:
         """Whether more than ``max_backlog_bytes`` of the journal wait for some table. Any thread."""

@@ -120,7 +120,7 @@ class Pipeline:
         self._tables = lake.bind(name)
         self._capture.represent(self._tables.choices)
         self._work = threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping, self._wake = threading.Event(), threading.Event()
         self._opened: OpenPipeline | None = None
         self.file: str | None = ""
         """The configuration file that its errors name; empty if there is none. See ``LakefeedError.file``."""
@@ -272,6 +272,7 @@ class Pipeline:
                 self._options,
                 self._listener,
                 self._stopping,
+                self._wake,
                 standby_seconds=pause if standby else None,
             )
             try:
@@ -291,6 +292,7 @@ class Pipeline:
         Nothing is lost; safe in a signal handler. If no ``run`` is active, the next one returns at once.
         """
         self._stopping.set()
+        self._wake.set()
 
     def status(self) -> PipelineStatus:
         """The state of the pipeline, whoever runs it. Starts no Spark, waits for no sync, and answers within two

@@ -50,9 +50,9 @@ from lakefeed.storage.location import storage_at
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-_REPORT_SECONDS = 1.0
-_STORE_REPORT_SECONDS = (5.0, 30.0)
-"""Between two reports to an object store, with and without news: each report is a request."""
+_TURN_SECONDS, _LOOK_SECONDS = 1.0, 1.0
+_REPORT_SECONDS, _STORE_REPORT_SECONDS = (1.0, 10.0), (5.0, 30.0)
+"""Between two reports, if there is news and if there is none; to an object store, where each is a request."""
 _ENROL_PATIENCE_SECONDS = 30.0
 _STOP_SECONDS, _CLOSED_SECONDS = 4.0, 1.0
 """How long the threads may take to end by themselves, and after the capture has been closed under them."""
@@ -75,7 +75,7 @@ class OpenPipeline:
         self._tables = tables
         self._listener = listener
         self._reported_at = 0.0
-        self._reported = Liveness()
+        self._reported_news: object = None
         self._enrol_seconds = options.enrol_seconds
         self._enrol_backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._enrol_error: LakefeedError | None = None
@@ -116,7 +116,9 @@ class OpenPipeline:
             self.capture = CaptureSide(
                 capture, self.journal, states, self.copies, shape, listener, repairs, resnapshots
             )
-            self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
+            self.maintenance = MaintenanceThread(
+                states, tables, options.maintenance, options.maintenance_seconds, self.lake.recorded
+            )
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)
             capture.represent(wanted_of_source(tables.choices, self.journal, states))
@@ -172,25 +174,34 @@ class OpenPipeline:
         warm_up(self._tables, modes, over)
 
     def report(self) -> None:
-        """Tell other processes that this one is alive, and what cannot go on. At most once a second. Any thread."""
+        """For other processes: this one is alive, and this cannot go on. At most once a second. Any thread.
+
+        What waits in the journal is news each time, because it grows older.
+        """
         silent_seconds = time.monotonic() - self._reported_at
-        if silent_seconds < (_STORE_REPORT_SECONDS[0] if self.root.is_remote else _REPORT_SECONDS):
+        with_news, without = _STORE_REPORT_SECONDS if self.root.is_remote else _REPORT_SECONDS
+        if silent_seconds < with_news:
             return
-        now = self._liveness()
-        is_news = not self.root.is_remote or replace(now, at=self._reported.at) != self._reported
-        if is_news or silent_seconds >= _STORE_REPORT_SECONDS[1]:
-            self._report(now)
+        backlog_bytes, lag_seconds = self.lake.backlog()
+        self._activity.waiting(backlog_bytes, lag_seconds)
+        if backlog_bytes or silent_seconds >= without or self._news() != self._reported_news:
+            self._report(self._liveness())
 
     def report_now(self, *, is_complete: bool = False) -> None:
         """``is_complete`` as in ``Liveness``."""
+        self._activity.waiting(*self.lake.backlog())
         self._report(replace(self._liveness(), is_complete=is_complete))
 
     def _report(self, liveness: Liveness) -> None:
-        self._reported_at, self._reported = time.monotonic(), liveness
+        self._reported_at, self._reported_news = time.monotonic(), self._news()
         liveness.write(self.root)
 
+    def _news(self) -> object:
+        """Another value whenever a report would say something else, but for times that pass. Cheap."""
+        errors = (self.capture.confirm_error, self._enrol_error, self.errors.all(), self.copies.clashes)
+        return self._activity.events, *errors
+
     def _liveness(self) -> Liveness:
-        self._activity.waiting(*self.lake.backlog())
         error = self.capture.confirm_error or self._enrol_error or self.lake.full_error(is_running=True)
         return Liveness(
             at=time.time(),
@@ -225,15 +236,19 @@ class RunLoop:
         options: PipelineOptions,
         listener: Listener,
         stopping: threading.Event,
+        wake: threading.Event,
         *,
         standby_seconds: float | None = None,
     ) -> None:
-        """``standby_seconds``: while another process has the lease, wait, and try again after this time."""
+        """``wake`` is set after ``stopping``, so that nobody has to poll that.
+
+        ``standby_seconds``: while another process has the lease, wait for it, and ask again after so long."""
         self._open_pipeline = open_pipeline
         self._close_pipeline = close_pipeline
         self._options = options
         self._listener = listener
         self._stopping = stopping
+        self._wake = wake
         self._standby_seconds = standby_seconds
         self._deadline = float("inf")
         self.hanging: tuple[str, ...] = ()
@@ -263,8 +278,9 @@ class RunLoop:
                 self._stopping.wait(min(pause, max(0.0, self._deadline - time.monotonic())))
 
     def _work(self, opened: OpenPipeline) -> None:
-        """Run all threads until it is over or one of them fails; then stop the others, and raise the error."""
-        over, news, ended, options = threading.Event(), threading.Event(), threading.Event(), self._options
+        """All threads until it is over or one of them fails; the others are then stopped, and the error is raised."""
+        over, news, ended, options = threading.Event(), threading.Event(), self._wake, self._options
+        ended.clear()  # before anybody asks whether it is over: a stop from here on sets it
         merged = threading.Event()
         failures: list[BaseException] = []
 
@@ -294,12 +310,12 @@ class RunLoop:
                 result = opened.lake.sync()
                 opened.report()
                 if not result.tables:
-                    news.wait(_REPORT_SECONDS)
+                    news.wait(_TURN_SECONDS)
                     continue
                 self._listener.applied(replace(result, seconds=time.monotonic() - started))
                 merged.set()
                 due = started + options.interval_seconds
-                while (rest := due - time.monotonic()) > 0 and not over.wait(min(rest, _REPORT_SECONDS)):
+                while (rest := due - time.monotonic()) > 0 and not over.wait(min(rest, _TURN_SECONDS)):
                     opened.report()
             if not failures:
                 opened.lake.trim()
@@ -315,8 +331,8 @@ class RunLoop:
             work = partial(opened.warm_up, lambda: over.is_set() or merged.is_set())
             threading.Thread(target=work, name="lakefeed-warm-up", daemon=True).start()
         try:
-            while not self._is_over() and not ended.wait(min(0.05, max(0.0, self._deadline - time.monotonic()))):
-                pass
+            while not self._is_over() and not failures:
+                ended.wait(min(_LOOK_SECONDS, max(0.0, self._deadline - time.monotonic())))
         finally:
             over.set()
             news.set()

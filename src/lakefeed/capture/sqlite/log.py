@@ -29,7 +29,7 @@ from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.fit import MisfitError, became_text
 from lakefeed.capture.log import Announced, Choose, Decoded, LogReader, ResumePoint, Rows, SchemaFacts, Transaction
-from lakefeed.capture.sqlite.database import LOCKED, Database, OpenedFile, inode_of, quoted, transaction
+from lakefeed.capture.sqlite.database import LOCKED, Database, FileStamp, OpenedFile, inode_of, quoted, transaction
 from lakefeed.capture.sqlite.drift import capture_table, follow_schema
 from lakefeed.capture.sqlite.installation import OLD_ROW, Captured, Installation, Meta, OwnTables, State
 from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, null_in, read_table, schema_version
@@ -43,6 +43,9 @@ from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceS
 
 WINDOW_ROWS = 50_000  # read at most this much of the log in one short read transaction, for the sake of non-WAL writers
 _POLL_SECONDS = 0.05
+_ASK_SECONDS, _SETTLED_SECONDS = 1.0, 2.5
+"""While nothing is written: how often the log is asked all the same, and how long a file's last write must be over
+before its time stamp shows the next one (file systems date in steps of up to two seconds)."""
 _CLOSE_SECONDS = 2.0
 _FEW_TABLES = 2
 _ROWS = f"op IN ({Operation.INSERT}, {Operation.UPDATE}, {Operation.DELETE}, {Operation.BEFORE})"
@@ -99,8 +102,10 @@ class LogDecoder:
 
 
 class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
-    """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread; any thread may call
-    ``close``."""
+    """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread, ``close`` to any.
+
+    A poll that waits looks at the file first, and asks SQLite only if it was written to: an idle source then costs
+    two calls of the system, and not a transaction."""
 
     def __init__(
         self, file: OpenedFile, names: Installation, after: SqliteSequence, confirmations: Confirmations
@@ -111,6 +116,8 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         self._lock = threading.Lock()  # guards the connection: close interrupts a read, then waits for it
         self._closed = threading.Event()
         self._range: Iterator[LogPiece] = iter(())
+        self._seen: FileStamp | None = None  # before the last time that SQLite was asked, if nothing was new then
+        self._asked_at = 0.0
         self._connection = file.database.connect("rw")
         self._own = OwnTables(self._connection, names)
         try:
@@ -123,24 +130,33 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
     def read(self, wait_seconds: float) -> LogPiece | None:
         until = time.monotonic() + wait_seconds
         while True:
-            try:
-                with self._lock, self._file.database.errors():
+            stamp = self._file.stamp()
+            is_due = wait_seconds <= 0 or stamp is None or time.monotonic() - self._asked_at >= _ASK_SECONDS
+            if is_due or stamp != self._seen:
+                asked_at, dated_at = time.monotonic(), time.time()
+                try:
+                    with self._lock, self._file.database.errors():
+                        if self._closed.is_set():
+                            return None
+                        self._file.require()
+                        piece = next(self._range, None)
+                        if piece is None:
+                            self._range = self._next_range()
+                            piece = next(self._range, None)
+                except SourceError:
                     if self._closed.is_set():
                         return None
-                    self._file.require()
-                    piece = next(self._range, None)
-                    if piece is None:
-                        self._range = self._next_range()
-                        piece = next(self._range, None)
-            except SourceError:
-                if self._closed.is_set():
-                    return None
-                raise
-            if piece is not None:
-                return piece
+                    raise
+                if piece is not None:
+                    self._seen = None
+                    return piece
+                is_settled = stamp is not None and dated_at - stamp.written_at > _SETTLED_SECONDS
+                self._seen, self._asked_at = stamp if is_settled else None, asked_at
             self._confirmations.settle()
-            if until - time.monotonic() < _POLL_SECONDS or self._closed.wait(_POLL_SECONDS):
+            rest = until - time.monotonic()
+            if rest <= 0 or self._closed.is_set():
                 return None
+            time.sleep(min(rest, _POLL_SECONDS))  # ``close`` does not wait for it
 
     def confirm(self, position: SqliteSequence) -> None:
         self._confirmations.confirm(position)

@@ -57,6 +57,8 @@ class Activity(Listener):
         self._clock = clock
         self._lock = threading.Lock()
         self._since = clock()
+        self.events = 0
+        """How many there were: whoever has reported them all has nothing to add. Any thread."""
         self._captured = {"change_sets": 0, "rows": 0, "bytes": 0}
         self._cycles, self._cycle_seconds, self._retries = 0, 0.0, 0
         self._applied: dict[TableId, Counts] = {}
@@ -68,22 +70,26 @@ class Activity(Listener):
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         with self._lock:
+            self.events += 1
             self._copies[table] = _Copy(rows_estimate, self._clock())
 
     def snapshot_progress(self, table: TableId, rows: int) -> None:
         with self._lock:
+            self.events += 1
             self._copies.setdefault(table, _Copy(0, self._clock())).rows += rows
             self._copied[table] = self._copied.get(table, 0) + rows
             self._step().copied += rows
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:  # noqa: ARG002
         with self._lock:
+            self.events += 1
             self._copies.pop(table, None)
             self._copied_rows[table] = self._copied_rows.get(table, 0) + rows
 
     def captured(self, commit: Commit) -> None:
         rows = commit.counts.total
         with self._lock:
+            self.events += 1
             self._captured["change_sets"] += 1
             self._captured["rows"] += rows
             self._captured["bytes"] += commit.bytes
@@ -91,6 +97,7 @@ class Activity(Listener):
 
     def applied(self, result: CycleResult) -> None:
         with self._lock:
+            self.events += 1
             self._cycles += 1
             self._cycle_seconds += result.seconds
             step = self._step()
@@ -105,6 +112,7 @@ class Activity(Listener):
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         with self._lock:
+            self.events += 1
             self._remember(str(table), message, remedy)
 
     def retrying(self, error: Exception, seconds: float) -> None:  # noqa: ARG002
@@ -112,6 +120,7 @@ class Activity(Listener):
         if isinstance(error, LakefeedError):
             text, remedy = error.message, error.remedy
         with self._lock:
+            self.events += 1
             self._retries += 1
             self._remember(None, text, remedy)
 
