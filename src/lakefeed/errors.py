@@ -209,6 +209,14 @@ class LeaseLostError(LeaseError):
     default_remedy = "None needed: this process stops writing, and goes on once it has the lease again."
 
 
+class HangError(LakefeedError):
+    """A thread of a running pipeline shows no sign of life. It cannot be ended, so that its process should."""
+
+    default_remedy = (
+        "Start the process again: it goes on where the journal ends. If it hangs again, see what it waits for."
+    )
+
+
 class LakeError(LakefeedError):
     default_remedy = "Inspect the table that the message names; the journal keeps every change until it is applied."
 

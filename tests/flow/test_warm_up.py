@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up_module, "_begun", set())
+
+
 @pytest.mark.parametrize(("kind", "modes"), [(Delta, [Mirror(), Temporal()]), (Iceberg, [Mirror()])])
 def test_a_table_of_each_mode_gets_its_changes_and_nothing_of_the_lake_is_touched(
     spark: SparkSession,
@@ -47,6 +52,8 @@ def test_a_table_of_each_mode_gets_its_changes_and_nothing_of_the_lake_is_touche
     warm_up(tables, modes, lambda: False)
     assert not caplog.records, caplog.text
     assert applied == [1, 2, 3] * len(modes)
+    warm_up(kind(spark, tmp_path / "lake").bind("q"), modes, lambda: False)
+    assert applied == [1, 2, 3] * len(modes), "one pipeline warms the JVM up for all of its process"
     assert not (tmp_path / "lake").exists()
 
 

@@ -247,6 +247,7 @@ def build_pipeline(
     options = PipelineOptions(
         interval_seconds=config.sync.interval_seconds,
         warm_up=config.sync.warm_up,
+        hang_seconds=config.sync.hang_seconds,
         max_backlog_bytes=config.journal.max_backlog_bytes,
         journal=JournalOptions(
             keep_change_sets=config.journal.keep_change_sets,

@@ -128,9 +128,9 @@ def _without_log_format(words: list[str]) -> tuple[list[str], str]:
 def main() -> None:
     """Entry point of the ``lakefeed`` command."""
     code = execute(sys.argv[1:])
-    if code == INTERRUPTED or any(thread.name == ASKING for thread in threading.enumerate()):
-        # The work that was interrupted, or a question that nobody answered in time, still runs in a thread, inside a
-        # driver or a JVM. An orderly exit takes the interpreter apart under it, which can end in a crash.
+    if code == INTERRUPTED or any(thread.name in (ASKING, *sync.WORK) for thread in threading.enumerate()):
+        # The work that was interrupted or hangs, or a question that nobody answered in time, still runs in a thread,
+        # inside a driver or a JVM. An orderly exit takes the interpreter apart under it, which can end in a crash.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -223,6 +223,12 @@ class SyncConfig(Section):
         allow_inf_nan=False,
         description="Least time between two merges of `lakefeed run`.",
     )
+    hang_seconds: float = Field(
+        default=600.0,
+        ge=60,
+        allow_inf_nan=False,
+        description="`lakefeed run` ends when a thread of it has shown no sign of life for so long.",
+    )
     warm_up: bool = Field(
         default=True, description="`lakefeed run` starts Spark at once, so that the first changes do not wait for it."
     )

@@ -56,7 +56,7 @@ class LakeSide:
         self._keep = options.journal.keep_change_sets
         self._most_bytes = options.max_backlog_bytes
         parallel = options.parallel_tables or max(2, min(8, os.cpu_count() or 2))
-        self._engine = Engine(tables, journal, self._enrolled, parallel=parallel)
+        self.engine = Engine(tables, journal, self._enrolled, parallel=parallel)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
         self._recopies: dict[TableId, Backoff] = {}  # pauses of tables that their copies do not help
@@ -69,7 +69,7 @@ class LakeSide:
 
     def recorded(self, state: TableState) -> int | None:
         """The change set that the table's own newest commit has; None if no sync has asked it yet. Any thread."""
-        known = self._engine.known(state.table, state.generation)
+        known = self.engine.known(state.table, state.generation)
         return known.applied.number if known is not None else None
 
     @property
@@ -83,7 +83,7 @@ class LakeSide:
         A table that no sync has asked yet counts as complete, because it is not known what it has.
         """
         live = self._states.in_phase(Phase.LIVE)
-        known = (self._engine.known(state.table, state.generation) for state in live)
+        known = (self.engine.known(state.table, state.generation) for state in live)
         complete = min((one.complete for one in known if one is not None), default=self._journal.head)
         if complete >= self._journal.head or complete < self._journal.trimmed:
             return 0, 0.0
@@ -113,7 +113,7 @@ class LakeSide:
     def sync(self) -> CycleResult:
         """Apply what is new, trim what all tables have."""
         try:
-            synced = self._engine.sync_once()
+            synced = self.engine.sync_once()
             applied = self._applying
         finally:
             self._applying = frozenset()
@@ -134,7 +134,7 @@ class LakeSide:
                     self._recopies.pop(table, None)
         self.ended = False
         for state in self._states.in_phase(Phase.LIVE):
-            complete = self._engine.complete(state.table, state.generation)
+            complete = self.engine.complete(state.table, state.generation)
             if state.last_change_set is not None and complete is not None and complete >= state.last_change_set:
                 log.warning("lake table %s stays as it is: %s", state.table, state.reason)
                 self.ended = self._states.update_if(state, phase=Phase.DROPPED) or self.ended
@@ -194,7 +194,7 @@ class LakeSide:
         needed: dict[TableId, set[int]] = {}
         for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):
             needed.setdefault(state.source, set()).update({state.schema.version} if state.schema else ())
-            known = self._engine.known(state.table, state.generation)
+            known = self.engine.known(state.table, state.generation)
             if known is None:
                 continue
             # Save what only the journal knows before it is trimmed.
@@ -237,6 +237,6 @@ class LakeSide:
         return min([self._journal.head, *(self._complete(state) for state in followed)])
 
     def _complete(self, state: TableState) -> int:
-        """The change set up to which a table is complete; a table being copied starts at its base."""
-        known = self._engine.known(state.table, state.generation)
+        """The change set up to which a table is complete; one that is being copied starts at its base."""
+        known = self.engine.known(state.table, state.generation)
         return max(state.base, state.complete_at_trim, known.complete if known else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lakefeed.errors import ConfigError
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.maintenance import MaintenanceOptions
 
@@ -16,8 +17,10 @@ class PipelineOptions:
     ``max_backlog_bytes``: how much of the journal may wait for the lake before capture waits, too, so that a lake that
     is down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet. A
     single table that fails is blocked instead, and copied again at a later start.
-    ``interval_seconds``: the minimum between the starts of two merges in ``run``; after a quiet time none waits.
-    ``maintenance_seconds``: how often ``run`` packs small files and removes old ones; 0 means never.
+    ``hang_seconds``: how long a thread of ``run`` may show no sign of life before ``run`` ends with a HangError and
+    gives the lease up: see ``flow.watchdog``.
+    ``interval_seconds``: what ``run`` leaves at least between the starts of two merges; after a quiet time none waits.
+    ``maintenance_seconds``: how often ``run`` packs small files and removes old ones; 0 for never.
     ``warm_up``: ``run`` starts Spark at once, and merges into a table in a temporary directory, so that the first
     changes find it warm.
     """
@@ -28,5 +31,10 @@ class PipelineOptions:
     enrol_seconds: float = 5.0
     maintenance_seconds: float = 1800.0
     warm_up: bool = False
+    hang_seconds: float = 600.0
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
     journal: JournalOptions = field(default_factory=JournalOptions)
+
+    def __post_init__(self) -> None:
+        if self.hang_seconds <= 0:
+            raise ConfigError(f"hang_seconds is {self.hang_seconds}; it must be above 0")

@@ -27,6 +27,7 @@ from lakefeed.capture.base import Continuity, Finding, Level, SnapshotPlan, Sour
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import (
     ConfigError,
+    HangError,
     LakeError,
     LakefeedError,
     LeaseError,
@@ -74,6 +75,9 @@ _STATUS_SECONDS, _STATUS_GRACE_SECONDS = 1.5, 0.3
 
 _LEFT_SECONDS = 300.0
 """How long a call waits for what the last ``run`` left behind, usually a long merge."""
+
+_RELEASE_SECONDS = 2.0
+"""How long a pipeline with a thread that hangs waits for what has its lease."""
 
 _STANDBY_SECONDS = 5.0
 """How often, at least, a standby asks an object store for the lease."""
@@ -534,4 +538,5 @@ class Pipeline:
                     replace(last, at=time.time(), error=text, remedy=remedy).write(self.state)
         finally:
             if opened is not None:
-                opened.close()
+                is_hanging = isinstance(error, HangError) or any(thread.is_alive() for thread in self._left)
+                opened.close(release_seconds=_RELEASE_SECONDS if is_hanging else None)

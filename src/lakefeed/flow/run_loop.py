@@ -4,11 +4,12 @@
     copies     discovers, prepares, plans and copies tables                     (``copies``)
     lake       journal → live tables, trim, liveness                            (``lake_side``)
 
-None waits for another, except that the stream waits while the lake is ``max_backlog_bytes`` behind. The caller's thread
-waits for the end. What hangs then (a read from a source that does not answer, a Spark job) is left behind in its
-thread: it can only do what a second process could, which the lake tables refuse. A transient error (the source is
-unavailable, the journal's disk is full) closes everything, waits, and opens it again: starting is the one well-tested
-way back to a known state. Any other error ends ``run``, which raises it.
+None waits for another; the stream alone waits while the lake is ``max_backlog_bytes`` behind. The caller's thread waits
+for the end, and looks whether all three show signs of life (``watchdog``). What hangs at the end (a read of a source
+that does not answer, a Spark job) is left behind in its thread: it can still do what a second process could, and the
+lake tables refuse that. A transient error (the source is away, the journal's disk is full) closes everything, waits,
+and opens it again: the start is the one well-tested way back to a known state. Any other error ends ``run`` and is
+raised there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness
 from lakefeed.flow.table_state import TableStates
 from lakefeed.flow.warm_up import warm_up
+from lakefeed.flow.watchdog import Watchdog
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.mode import Mirror
@@ -76,6 +78,9 @@ class OpenPipeline:
         self._listener = listener
         self._reported_at = 0.0
         self._reported_news: object = None
+        self._hang_seconds = options.hang_seconds
+        self.turns = {"stream": 0, "copies": 0, "lake": 0}
+        """What the threads of ``RunLoop`` count up each time they have got on: see ``watchdog``."""
         self._enrol_seconds = options.enrol_seconds
         self._enrol_backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._enrol_error: LakefeedError | None = None
@@ -100,7 +105,7 @@ class OpenPipeline:
                 self.errors,
                 listener,
                 is_applying=lambda table: self.lake.is_applying(table),
-                report=self.report,
+                report=self._rows_came,
             )
             self.lake = LakeSide(
                 tables,
@@ -173,6 +178,26 @@ class OpenPipeline:
         modes = {state.mode for state in self._states.all().values()} or {Mirror()}
         warm_up(self._tables, modes, over)
 
+    def watch(self, stream: threading.Thread, copies: threading.Thread, lake: threading.Thread) -> Watchdog:
+        """From here on the lease is renewed only while all three show that they live."""
+        watchdog = Watchdog(self._hang_seconds, self._tables.progress)
+        engine = self.lake.engine
+        watchdog.watch("the stream", stream, lambda: self.turns["stream"])
+        watchdog.watch("the copying of tables", copies, lambda: self.turns["copies"], uses_spark=True)
+        watchdog.watch(
+            "the merging of changes",
+            lake,
+            lambda: (self.turns["lake"], engine.windows),
+            helpers=lambda: tuple(engine.workers),
+            uses_spark=True,
+        )
+        self.journal.renew_while(watchdog.is_renewing)
+        return watchdog
+
+    def _rows_came(self) -> None:
+        self.turns["copies"] += 1
+        self.report()
+
     def report(self) -> None:
         """For other processes: this one is alive, and this cannot go on. At most once a second. Any thread.
 
@@ -216,14 +241,23 @@ class OpenPipeline:
             ),
         )
 
-    def close(self) -> None:
+    def close(self, *, release_seconds: float | None = None) -> None:
+        """``release_seconds``: how long to wait for an append or a trim under way, which has the lease until its end.
+
+        One that hangs longer is left behind with the lease. That is not renewed then, or goes with the process.
+        """
         try:
             if hasattr(self, "_states"):
                 self._states.close()
             if hasattr(self, "capture"):
                 self.capture.close()
         finally:
-            self.journal.close()
+            if release_seconds is None:
+                self.journal.close()
+            else:
+                closing = threading.Thread(target=self.journal.close, name="lakefeed-release", daemon=True)
+                closing.start()
+                closing.join(release_seconds)
 
 
 class RunLoop:
@@ -285,7 +319,9 @@ class RunLoop:
         failures: list[BaseException] = []
 
         def wait_for_room() -> None:
+            opened.turns["stream"] += 1
             while opened.lake.is_full and not over.is_set():
+                opened.turns["stream"] += 1
                 over.wait(min(1.0, options.interval_seconds))
 
         def stream() -> None:
@@ -294,6 +330,7 @@ class RunLoop:
         def copy() -> None:
             next_enrol = 0.0
             while not over.is_set():
+                opened.turns["copies"] += 1
                 if time.monotonic() >= next_enrol:
                     next_enrol = opened.enrol() + time.monotonic()
                 result = opened.copies.load(lambda: over.is_set() or self._is_over())
@@ -306,7 +343,8 @@ class RunLoop:
             # At once if there is something; the interval is the minimum between two syncs that had something to do.
             while not over.is_set():
                 started = time.monotonic()
-                news.clear()  # before the sync: what arrives while it works is for the next one
+                opened.turns["lake"] += 1
+                news.clear()  # before the sync: what comes while it works is for the next one
                 result = opened.lake.sync()
                 opened.report()
                 if not result.tables:
@@ -316,6 +354,7 @@ class RunLoop:
                 merged.set()
                 due = started + options.interval_seconds
                 while (rest := due - time.monotonic()) > 0 and not over.wait(min(rest, _TURN_SECONDS)):
+                    opened.turns["lake"] += 1
                     opened.report()
             if not failures:
                 opened.lake.trim()
@@ -325,6 +364,7 @@ class RunLoop:
             _started("lakefeed-copies", copy, failures, ended),
             _started("lakefeed-lake", apply, failures, ended),
         ]
+        watchdog = opened.watch(*threads)
         opened.maintenance.start()
         opened.full_diff.start()
         if options.warm_up:  # nobody waits for it, not even at the end
@@ -333,11 +373,12 @@ class RunLoop:
         try:
             while not self._is_over() and not failures:
                 ended.wait(min(_LOOK_SECONDS, max(0.0, self._deadline - time.monotonic())))
+                watchdog.look()
         finally:
             over.set()
             news.set()
-            self.hanging = self._left(opened, threads, _STOP_SECONDS)
-            failed = list(failures)  # errors that closing causes in a thread do not count
+            self.hanging = self._left(opened, threads, _STOP_SECONDS if watchdog.hanging is None else _CLOSED_SECONDS)
+            failed = list(failures)  # what closing raises in a thread is no error
             if self.hanging:
                 opened.capture.close()  # ends calls to a source that does not answer
                 self.hanging = self._left(opened, threads, _CLOSED_SECONDS)

@@ -1,15 +1,17 @@
 """Warm-up: does before the first changes what a fresh JVM does slowly the first time.
 
-A first merge loads thousands of classes, and generates and compiles code: it takes ten times as long as a later one. So
-while capture and copies work, a table in the lake's own format, in a temporary directory, gets a few changes in each
-mode that the pipeline's tables have, through the code that merges. Nothing of the pipeline is touched. A real merge
-does not wait for the warm-up, and ends it: then there is nothing left to gain.
+A first merge loads thousands of classes, and generates and compiles code: it takes ten times what a later one takes. So
+a table of the lake's own format, in a temporary directory, gets a few changes in each mode that the pipeline's tables
+have, by the very code that merges, while capture and copies work. Nothing of the pipeline's is touched. A merge that
+comes meanwhile does not wait, and ends the warm-up: there is nothing left to win. Pipelines of one process share the
+JVM, so that one of them warms it up for all.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
+import threading
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,12 +47,21 @@ _SCHEMA = TableSchema(
     ("id",),
 )
 
+_begun: set[tuple[type[TableFormat], Mode]] = set()
+_begun_lock = threading.Lock()
+
 
 def warm_up(tables: TableFormat, modes: Collection[Mode], over: Callable[[], bool]) -> None:
-    """Merge into a table of each mode in a temporary directory, until ``over``. An error is only logged."""
+    """Merge into a table of each mode in a temporary directory, until ``over``. An error of it is only logged.
+
+    What another pipeline of this process has begun is left to it.
+    """
+    with _begun_lock:
+        mine = [mode for mode in modes if (type(tables), mode) not in _begun]
+        _begun.update((type(tables), mode) for mode in mine)
     try:
         with tempfile.TemporaryDirectory(prefix="lakefeed-warm-up-", ignore_cleanup_errors=True) as place:
-            for number, mode in enumerate(modes):
+            for number, mode in enumerate(mine):
                 _merges(tables.scratch(f"{place}/lake{number}"), Path(place) / f"journal{number}", mode, over)
     except Exception as error:  # noqa: BLE001  # then the first merge is slow, nothing else
         log.info("the warm-up ended early: %s", error)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -97,6 +97,11 @@ class Journal(JournalView):
             lease.release()
             raise
         return journal
+
+    def renew_while(self, is_alive: Callable[[], bool]) -> None:
+        """From now on renew the lease only while that is so. A lease of the kernel's is not renewed."""
+        if isinstance(self._lease, StoreLease):
+            self._lease.is_alive = is_alive
 
     @classmethod
     def read(cls, root: Path | str | Storage) -> Journal:

@@ -1,10 +1,11 @@
 """StoreLease: one pipeline has one writer, on a storage where no kernel can lock a file.
 
-The lease is an object that says who writes, with a generation that grows with every holder, and for how many seconds.
-The holder writes it again every third of that time, on the condition that it is still what the holder wrote last. A
-holder that has not succeeded for four fifths of the time stops by itself; another one takes over once the whole time
-has passed since the last renewal, by the store's own clock or by its own observation. No machine's wall clock is
-involved. A lease that was released, or whose process has died on this very machine, is free at once.
+The lease is an object that says who writes, with a generation that grows with every holder, and for how many
+seconds. The holder puts it again every third of that time, on the condition that it is still what it put last. A holder
+that has not come through for four fifths of the time stops by itself; another takes over once the whole time has passed
+since the last renewal, by the store's own clock or by what it has watched itself. No machine's wall clock is asked. A
+lease that was given back, or whose process has died on this very machine, is free at once. A holder that works no more
+(``is_alive``) does not renew it.
 
 The lease keeps two writers from working at the same time. If a writer was suspended and comes back late, the journal
 prevents harm: a change set's number is given once (``Storage.create``), and every other file is replaced only by a
@@ -22,6 +23,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,6 +86,8 @@ class StoreLease:
         self._claim = claim
         self._valid_until = sent_at + claim.seconds * _SAFE_SHARE
         self._lost: str | None = None
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Asked before each renewal. Where it says no, none is made, and the lease runs out."""
         self._owner = os.getpid()
         self._putting = threading.Lock()
         self._over = threading.Event()
@@ -163,6 +167,9 @@ class StoreLease:
         pause = self._claim.seconds / _RENEWALS
         while not self._over.wait(pause):
             pause = self._claim.seconds / _RENEWALS
+            if not self.is_alive():
+                log.warning("the lease of %s is not renewed: threads of its pipeline hang", self._root)
+                continue
             try:
                 self._put()
             except LeaseLostError as error:

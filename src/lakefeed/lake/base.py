@@ -253,6 +253,12 @@ class TableFormat(Protocol):
     def scratch(self, path: str) -> TableFormat:
         """The same format and sessions for tables of nobody's in a local directory: see ``flow.warm_up``."""
 
+    def progress(self) -> object:
+        """Another value whenever jobs of this pipeline that run elsewhere (in Spark) have got on; None if none runs.
+
+        May be slow or hang where these do. Any thread.
+        """
+
     def evolution(self, route: Route) -> Evolution:
         """What the lake table of a route does when its source's schema changes: the configuration's choice. Pure."""
 

@@ -85,6 +85,10 @@ class Engine:
         self._failed: set[TableId] = set()  # the last attempt failed: the table itself must be asked
         self._running = False
         self._synced_once = False
+        self.windows = 0
+        """How many have been applied. Any thread."""
+        self.workers: set[int] = set()
+        """The system's ids of the threads that apply one now. Any thread."""
 
     def sync_once(self) -> SyncResult:
         """1 which tables are behind  2 each of them on its own, several at a time  3 the sum."""
@@ -164,6 +168,7 @@ class Engine:
         """Window after window, until the table is complete: the one that overlaps its copy is applied by itself."""
         done: list[Window] = []
         following: Window | None = window
+        self.workers.add(threading.get_native_id())
         try:
             while following is not None:
                 self._log.check(following)
@@ -172,11 +177,14 @@ class Engine:
                     raise LakeError(f"table {entry.route.table} does not record change set {following.upto}")
                 self._known[entry.route.table] = Known(entry.generation, applied, following.upto)
                 done.append(following)
+                self.windows += 1
                 following = self._next_window(entry, entry.head(head))
         except CONCERNS_ALL:
             raise
         except Exception as error:  # noqa: BLE001  # one table must not delay the others; the next sync tries again
             return self._failure(entry, error, done)
+        finally:
+            self.workers.discard(threading.get_native_id())
         counts = sum((window.counts for window in done), Counts())
         return _Outcome(TableResult(applied=done[-1].upto, counts=counts), tuple(done))
 

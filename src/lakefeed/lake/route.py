@@ -390,6 +390,9 @@ class RoutedFormat:
     def choices(self) -> Choices:
         return self._routes.choices
 
+    def progress(self) -> object:
+        return None
+
     def matching(self, source: TableId) -> tuple[str, ...]:
         return self._routes.matching(source)
 

@@ -20,7 +20,7 @@ from lakefeed.change.position import Position, highest
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import LakeError, RebuildNeededError, TableStoppedError
+from lakefeed.errors import CommitFailedError, LakeError, RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, Loaded, TableCopy, TableVersion
 from lakefeed.lake.layout import Difference
@@ -118,6 +118,8 @@ class MemoryLakeTable:
         for row in sorted(changes, key=lambda row: row[SEQ]):
             _apply(after, row)
         hit("lake.during_commit")
+        if self._lake.tables.get(self.route.table) is not table:  # of two writers, one commits: as a real table does it
+            raise CommitFailedError(f"table {self.route.table} has another commit since it was read")
         self._lake.tables[self.route.table] = after
         self._lake.commits += 1
         hit("lake.after_commit")

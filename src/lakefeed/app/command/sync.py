@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lakefeed.flow.result import CycleResult
 
 FAILURE = 3
-_WORK = {"lakefeed-capture": "the source", "lakefeed-copies": "a copy", "lakefeed-lake": "a merge"}
+WORK = {"lakefeed-capture": "the source", "lakefeed-copies": "a copy", "lakefeed-lake": "a merge"}
 """What a thread of ``run`` does, by its name."""
 
 
@@ -199,7 +199,7 @@ def run(
             return 0
     if pipeline.hanging:
         if not as_json:
-            left = ", ".join(_WORK.get(name, name) for name in pipeline.hanging)
+            left = ", ".join(WORK.get(name, name) for name in pipeline.hanging)
             show_note(f"Stopped, without waiting for {left}; the next start does it again.")
         sys.stdout.flush()
         sys.stderr.flush()

@@ -26,6 +26,7 @@ from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.lake.spark.job import POOL
+from lakefeed.lake.spark.progress import job_progress
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
 from lakefeed.storage.location import give_options, storage_at
@@ -127,6 +128,9 @@ class DeltaFormat(RoutedFormat):
     def scratch(self, path: str) -> DeltaFormat:
         options = DeltaOptions(marked=self._options.marked)
         return DeltaFormat(self._pipeline, self._sessions, path, Routes(Mirror()), options)
+
+    def progress(self) -> object:
+        return job_progress(self._sessions.started, self._pipeline)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

@@ -25,6 +25,7 @@ from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.lake.spark.job import POOL
+from lakefeed.lake.spark.progress import job_progress
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
 from lakefeed.storage.base import Storage
@@ -119,6 +120,9 @@ class IcebergFormat(RoutedFormat):
         """In a Hadoop catalog, whichever the lake's is."""
         catalog = IcebergCatalog.of({"name": "lakefeed_scratch"}, path, "{schema}")
         return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
+
+    def progress(self) -> object:
+        return job_progress(self._sessions.started, self._pipeline)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

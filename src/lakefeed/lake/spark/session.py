@@ -290,6 +290,11 @@ class Sessions:
         self._lock = threading.Lock()
         self._parent: SparkSession | None = None
 
+    @property
+    def started(self) -> SparkSession | None:
+        """The session whose children these are; None before the first was needed."""
+        return self._parent
+
     def child(self) -> SparkSession:
         with self._lock:
             if self._parent is None:
