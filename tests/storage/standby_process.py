@@ -11,13 +11,16 @@ import json
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.change.segment import Window
-from lakefeed.errors import CommitFailedError
+from lakefeed.errors import CommitFailedError, HangError
+from lakefeed.failpoint import arm_from_environment, hit
+from lakefeed.flow import watchdog
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.flow.report.listener import Listener
@@ -62,6 +65,7 @@ class FileLakeTable(MemoryLakeTable):
             return super().load(copy, progress)
 
     def apply(self, window: Window, generation: int) -> Applied:
+        hit("lake.after_marks")  # here one hangs without the lock that the tables share
         with self._lake.alone():
             found = self._lake.tables[self.route.table]
             if found.number > window.after and found.number < window.upto:
@@ -83,8 +87,14 @@ class Saying(Listener):
 
 
 def main(database: str, lake: str, journal: str, options: str) -> None:
+    """Failpoints of the environment are armed. A process whose pipeline hangs stays, so that what hung comes back."""
+    arm_from_environment()
+    watchdog._QUIET_SECONDS = 0.2
     seconds = PipelineOptions(
-        interval_seconds=0.05, journal=JournalOptions(lease_seconds=3, keep_change_sets=8), maintenance_seconds=0
+        interval_seconds=0.05,
+        journal=JournalOptions(lease_seconds=3, keep_change_sets=8),
+        maintenance_seconds=0,
+        hang_seconds=2.0,
     )
     pipeline = Pipeline(
         Sqlite(database),
@@ -97,7 +107,13 @@ def main(database: str, lake: str, journal: str, options: str) -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: pipeline.stop())
     with pipeline:
-        pipeline.run(standby=True)
+        try:
+            pipeline.run(standby=True)
+        except HangError as error:
+            print(f"hung: {error.message}", flush=True)
+            for thread in [one for one in threading.enumerate() if one.name in ("lakefeed-capture", "lakefeed-lake")]:
+                thread.join()
+            print("came back", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -27,10 +28,16 @@ from lakefeed.testing.server.proxy import HttpProxy
 class Process:
     """One of the processes; ``said`` counts its lines by their first words."""
 
-    def __init__(self, shop: Shop, options: dict[str, str] | None = None) -> None:
+    def __init__(self, shop: Shop, options: dict[str, str] | None = None, *, failpoints: str = "") -> None:
         command = [sys.executable, "-m", "tests.storage.standby_process", str(shop.database), str(shop.lake)]
         command += [shop.journal, json.dumps(shop.options if options is None else options)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "LAKEFEED_FAILPOINTS": failpoints},
+        )
         self.said: list[str] = []
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -185,6 +192,37 @@ def test_a_standby_takes_over_from_a_process_that_hangs_and_that_one_then_stands
             until(lambda: "standing by" in active.said)
             waiting.process.kill()
             until(lambda: active.captured > before + 2)
+        until(lambda: store_shop.lake_rows() == store_shop.source_rows())
+    finally:
+        for process in both:
+            process.end()
+    store_shop.require_whole_journal()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("capture.before_confirm", id="stream"),
+        pytest.param("journal.before_commit", id="append", marks=pytest.mark.slow),
+        pytest.param("lake.after_marks", id="lake", marks=pytest.mark.slow),
+    ],
+)
+def test_a_standby_takes_over_from_a_process_with_a_thread_that_hangs(store_shop: Shop, where: str) -> None:
+    """The process renews no lease, and writes nothing when its thread comes back."""
+    both = [Process(store_shop, failpoints=f"{where}=sleep:12@8")]
+    try:
+        with store_shop.written_to():
+            until(lambda: both[0].captured > 1)
+            both.append(Process(store_shop))
+            until(lambda: "standing by" in both[1].said)
+            until(lambda: any(line.startswith("hung: ") for line in both[0].said))
+            assert until(lambda: both[1].captured > 1) < 3 + 1 + 5, "its lease of 3 s and a few more"
+            before = both[0].captured
+            until(lambda: "came back" in both[0].said)
+            assert both[0].captured == before
+            assert both[0].process.wait(30) == 0
+            now = both[1].captured
+            until(lambda: both[1].captured > now + 2)
         until(lambda: store_shop.lake_rows() == store_shop.source_rows())
     finally:
         for process in both:

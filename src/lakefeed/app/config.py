@@ -185,6 +185,7 @@ class StorageConfig(Section):
 
     endpoint: Text | None = Field(default=None, description="Address of a store that is not the cloud's own.")
     region: Text | None = Field(default=None, description="Of the bucket; S3.")
+    profile: Text | None = Field(default=None, description="Of ~/.aws, whose static keys are used; else AWS_PROFILE.")
     access_key_id: Text | None = Field(default=None, repr=False, description="Better: AWS_ACCESS_KEY_ID is set.")
     secret_access_key: Text | None = Field(default=None, repr=False, description="As ${NAME} of the environment.")
     session_token: Text | None = Field(default=None, repr=False, description="As ${NAME} of the environment.")

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from lakefeed.errors import ConfigError
 from lakefeed.storage.base import Storage
 from lakefeed.storage.local import LocalStorage
+from lakefeed.storage.profile import with_profile
 
 # At least two letters, so that a Windows drive is not a scheme; one slash, because Path folds two of them into one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -27,15 +28,25 @@ _given: dict[str, dict[str, str]] = {}
 """Options by bucket. Options given for one address apply to its whole bucket, in this process."""
 
 
-def give_options(address: str, options: Mapping[str, str]) -> None:
-    """Set the options of an object store for every reader and writer in this process: obstore, pyarrow, deltalake."""
-    if options and is_remote(address):
+def give_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
+    """The options of an object store, for every reader and writer of this process: obstore, pyarrow, deltalake.
+
+    Returns all that are then in force: see ``options_of``.
+    """
+    if not is_remote(address):
+        return dict(options)
+    if options:
         _given[_bucket(address)] = dict(options)
+    return options_of(address)
 
 
 def options_of(address: str) -> dict[str, str]:
-    """The options given for an address; without any, everything comes from the environment."""
-    return dict(_given.get(_bucket(address), {})) if is_remote(address) else {}
+    """What was given for an address, and what a profile adds; everything else comes from the environment."""
+    if not is_remote(address):
+        return {}
+    bucket = _bucket(address)
+    given = _given.get(bucket, {})
+    return with_profile(given) if bucket.startswith("s3:") else dict(given)
 
 
 def _bucket(address: str) -> str:
@@ -73,5 +84,4 @@ def storage_at(root: Path | str | Storage, options: Mapping[str, str] | None = N
         )
     from lakefeed.storage.object_store import ObjectStorage
 
-    give_options(text, options or {})
-    return ObjectStorage.open(text, options or options_of(text))
+    return ObjectStorage.open(text, give_options(text, options or {}))

@@ -63,12 +63,12 @@ class Delta:
     ) -> None:
         self._spark = spark
         self._root = lake_root(path)
-        give_options(self._root, storage_options or {})
+        storage = give_options(self._root, storage_options or {})
         self._routes = Routes(
             checked_mode(mode), rules, evolution or Evolution(), out_of_range, naming=naming, salt=salt
         )
         marked = ("*",) if deletion_vectors is True else (deletion_vectors or ())
-        self._options = DeltaOptions(storage=dict(storage_options or {}), marked=tuple(map(Rule, marked)))
+        self._options = DeltaOptions(storage=storage, marked=tuple(map(Rule, marked)))
 
     @property
     def path(self) -> str:

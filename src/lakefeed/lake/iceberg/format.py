@@ -62,8 +62,7 @@ class Iceberg:
     ) -> None:
         self._spark = spark
         self._root = lake_root(path)
-        self._storage = dict(storage_options or {})
-        give_options(self._root, self._storage)
+        self._storage = give_options(self._root, storage_options or {})
         self._routes = Routes(
             checked_mode(mode), rules, evolution or Evolution(), out_of_range, naming=naming, salt=salt
         )
