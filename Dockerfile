@@ -16,8 +16,8 @@ RUN useradd --create-home --uid 10001 lakefeed && mkdir /work && chown lakefeed 
 COPY --from=build /opt/lakefeed /opt/lakefeed
 ENV PATH=/opt/lakefeed/bin:$PATH PYTHONUNBUFFERED=1
 USER lakefeed
-# The jars of both formats, fetched now.
-RUN python -c "from lakefeed import spark_session; [spark_session(formats=(one,)).stop() for one in ('delta', 'iceberg')]"
+# The jars of both formats, with and without those for tables in S3, fetched now.
+RUN python -c "from lakefeed import spark_session; [spark_session(formats=(one,), stores=two).stop() for one in ('delta', 'iceberg') for two in ((), ('s3',))]"
 WORKDIR /work
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["lakefeed"]
