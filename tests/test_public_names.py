@@ -16,7 +16,7 @@ from lakefeed import errors
 NAMES = """
 Append ChangeCapture ChangeSet Checkpoint CheckpointDamagedError CheckpointError CheckpointRewindError CheckpointStore
 Column CommitFailedError CommitUnknownError ConfigError CycleResult DecodeError Delivery Delta DescribedTable Dialect
-Evolution FileCheckpointStore FileWatermarkStore Finding FullDiff Iceberg JournalDamagedError JournalError
+Evolution FileCheckpointStore FileWatermarkStore Finding FullDiff HangError Iceberg JournalDamagedError JournalError
 JournalFullError JournalOptions Lag LakeError LakefeedError Layout LeaseError LeaseLostError Listener
 MaintenanceOptions MemoryCheckpointStore MemoryWatermarkStore Mirror Mysql OP Operation Origin Pace Pin Pipeline
 PipelineOptions PipelineStatus Plan Polling PollingSource PositionLostError Postgres PostgresPolling Query

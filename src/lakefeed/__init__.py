@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from lakefeed.errors import CommitUnknownError as CommitUnknownError
     from lakefeed.errors import ConfigError as ConfigError
     from lakefeed.errors import DecodeError as DecodeError
+    from lakefeed.errors import HangError as HangError
     from lakefeed.errors import JournalDamagedError as JournalDamagedError
     from lakefeed.errors import JournalError as JournalError
     from lakefeed.errors import JournalFullError as JournalFullError
@@ -116,9 +117,10 @@ _HOMES = {
     "lakefeed.embed.runtime": "Runtime",
     "lakefeed.embed.store": "FileCheckpointStore MemoryCheckpointStore",
     "lakefeed.errors": "CheckpointDamagedError CheckpointError CheckpointRewindError CommitFailedError "
-    "CommitUnknownError ConfigError DecodeError JournalDamagedError JournalError JournalFullError LakeError "
-    "LakefeedError LeaseError LeaseLostError PositionLostError RebuildNeededError Retry SourceChangedError SourceError "
-    "SourceSetupError SourceUnavailableError SparkSetupError StateError StorageUnavailableError TableStoppedError",
+    "CommitUnknownError ConfigError DecodeError HangError JournalDamagedError JournalError JournalFullError "
+    "LakeError LakefeedError LeaseError LeaseLostError PositionLostError RebuildNeededError Retry "
+    "SourceChangedError SourceError SourceSetupError SourceUnavailableError SparkSetupError StateError "
+    "StorageUnavailableError TableStoppedError",
     "lakefeed.flow.report.listener": "Listener",
     "lakefeed.flow.options": "PipelineOptions",
     "lakefeed.flow.pipeline": "Pipeline",
