@@ -81,4 +81,4 @@ def test_the_manifest_runs_the_image_as_its_user_and_asks_addresses_that_are_the
 def test_keys_of_the_configuration_that_the_files_name_are_there() -> None:
     for file in ("deploy/kubernetes.yaml", "deploy/lakefeed@.service"):
         for section, key in re.findall(r"\b(journal|sync)\.([a-z_]+)\b", (ROOT / file).read_text()):
-            assert key in (Config.model_fields[section].annotation or Config).model_fields  # type: ignore[attr-defined]
+            assert key in (Config.model_fields[section].annotation or Config).model_fields

@@ -116,6 +116,9 @@ class MixedFormat:
     def scratch(self, path: str) -> TableFormat:
         return self._delta.scratch(path)
 
+    def progress(self) -> object:
+        return self._delta.progress()
+
     def evolution(self, route: Route) -> Evolution:
         return self._delta.evolution(route)
 

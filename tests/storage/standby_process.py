@@ -94,7 +94,7 @@ def main(database: str, lake: str, journal: str, options: str) -> None:
         interval_seconds=0.05,
         journal=JournalOptions(lease_seconds=3, keep_change_sets=8),
         maintenance_seconds=0,
-        hang_seconds=2.0,
+        hang_seconds=8.0,  # a change set is followed by a pause of two
     )
     pipeline = Pipeline(
         Sqlite(database),
