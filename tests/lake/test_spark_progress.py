@@ -14,7 +14,7 @@ from lakefeed.lake.spark.progress import job_progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def seen_while(running: Future[int], ask: Callable[[], object]) -> list[object]:

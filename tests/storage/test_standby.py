@@ -220,7 +220,7 @@ def test_a_standby_takes_over_from_a_process_with_a_thread_that_hangs(store_shop
             assert until(lambda: both[1].captured > 1) < 3 + 1 + 5, "its lease of 3 s and a few more"
             before = both[0].captured
             until(lambda: "came back" in both[0].said, 60)
-            assert both[0].captured == before
+            assert both[0].captured <= before + 1, "it may report what was durable before it hung"
             assert both[0].process.wait(30) == 0
             now = both[1].captured
             until(lambda: both[1].captured > now + 2)

@@ -178,8 +178,8 @@ class ObjectStorage(Storage):
         gone = list(names)
         keys = [self._key(name) for name in gone]
         self._spool.release(keys)
-        for start in range(0, len(keys), 1000):  # the maximum of one request
-            with self._errors(keys[start]), suppress(FileNotFoundError):
+        for start in range(0, len(keys), 1000):  # as many as one request takes
+            with self._errors(gone[start]), suppress(FileNotFoundError):
                 obstore.delete(self._store, keys[start : start + 1000])
         with self._lock:
             self._seen.update(dict.fromkeys(gone))
