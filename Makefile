@@ -12,7 +12,7 @@ TESTS ?= tests
 # four tenths of their time: three processes keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: help setup venv demo check test slow trust cluster browser audit matrix recipes first-hour fmt lock schema points types api docs picture dist release-check clean
+.PHONY: help setup venv demo check test slow trust cluster azure browser audit matrix recipes first-hour fmt lock schema points types api docs picture dist release-check clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
@@ -47,6 +47,10 @@ trust: setup ## Find a hundred faults in a million rows under 2,000 changes/s, a
 
 cluster: setup ## Run the tests that need a Spark cluster: a master and workers as processes of their own
 	$(BIN)/python -m pytest tests/cluster -m slow -n 0
+
+azure: venv ## Run the contract of storage and a journal in Azurite, which emulates Azure Blob Storage (needs npm)
+	npm install --silent --no-save --prefix .azurite azurite
+	$(BIN)/python -m pytest tests/storage/azure.py -n 0
 
 browser: venv ## Run the tests of the dashboard in Chromium (Debian: sudo apt-get install chromium)
 	$(BIN)/python -m pytest tests/monitor -m browser -n 0
@@ -95,7 +99,7 @@ release-check: venv ## Prove that a release is ready: version, changelog, wheel,
 	@$(BIN)/python -m scripts.release check $(TAG)
 
 clean: ## Remove the environment, caches and the demo
-	rm -rf .venv .venv-audit .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
+	rm -rf .venv .venv-audit .azurite .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
 	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -178,9 +178,10 @@ class ObjectStorage(Storage):
         gone = list(names)
         keys = [self._key(name) for name in gone]
         self._spool.release(keys)
-        for start in range(0, len(keys), 1000):  # as many as one request takes
+        at_once = 1000 if self.address.startswith("s3:") else 256  # as many as one request takes
+        for start in range(0, len(keys), at_once):
             with self._errors(gone[start]), suppress(FileNotFoundError):
-                obstore.delete(self._store, keys[start : start + 1000])
+                obstore.delete(self._store, keys[start : start + at_once])
         with self._lock:
             self._seen.update(dict.fromkeys(gone))
 
