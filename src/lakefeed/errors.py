@@ -213,9 +213,7 @@ class LeaseLostError(LeaseError):
 class HangError(LakefeedError):
     """A thread of a running pipeline shows no sign of life. It cannot be ended, so that its process should."""
 
-    default_remedy = (
-        "Start the process again: it goes on where the journal ends. If it hangs again, see what it waits for."
-    )
+    default_remedy = "Start the process again: it goes on where the journal ends. The log says where it hung."
 
 
 class LakeError(LakefeedError):

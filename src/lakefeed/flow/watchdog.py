@@ -19,15 +19,20 @@ machine that slept, is no hang. Without Linux nobody tells how much a thread wor
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from lakefeed.errors import HangError
 from lakefeed.flow.report.answer import Asker, Pending
+
+log = logging.getLogger(__name__)
 
 _WORKING_SHARE = 0.02
 _QUIET_SECONDS = 5.0
@@ -105,6 +110,8 @@ class Watchdog:
                 one.worked_seconds = worked
             if one.silent_seconds > self._hang_seconds:
                 self.hanging = f"{name} has shown no sign of life for {one.silent_seconds:.0f} s"
+                frame = sys._current_frames().get(one.thread.ident or 0)
+                log.error("%s. It is here:\n%s", self.hanging, "".join(traceback.format_stack(frame) if frame else ()))
                 raise HangError(self.hanging)
 
     def is_renewing(self) -> bool:
