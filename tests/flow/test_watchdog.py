@@ -102,9 +102,9 @@ def test_a_thread_that_waits_for_spark_lives_while_its_tasks_get_on(workers: lis
     worker, rows = Worker(waits), count()
     workers.append(worker)
 
-    def merging(progress: Callable[[], object], *, uses_spark: bool = True) -> Watchdog:
+    def merging(progress: Callable[[], object]) -> Watchdog:
         watched = Watchdog(HANG_SECONDS, progress)
-        watched.watch("the merging of changes", worker.thread, lambda: 0, uses_spark=uses_spark)
+        watched.watch("the merging of changes", worker.thread, lambda: 0, uses_spark=True)
         return watched
 
     def fails() -> object:
@@ -117,7 +117,9 @@ def test_a_thread_that_waits_for_spark_lives_while_its_tasks_get_on(workers: lis
     assert silence(merging(lambda: (7, 3))) is not None, "a task that reads no row"
     assert silence(merging(fails)) is not None
     assert silence(merging(hangs)) is not None, "a JVM that does not answer"
-    assert silence(merging(lambda: next(rows), uses_spark=False)) is not None, "the stream does not wait for Spark"
+    both = merging(lambda: next(rows))
+    both.watch("the stream", worker.thread, lambda: 0)
+    assert (silence(both) or "").startswith("the stream has"), "which does not wait for Spark"
 
 
 def test_what_works_for_a_thread_counts_as_its_own(workers: list[Worker]) -> None:
