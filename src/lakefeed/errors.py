@@ -17,7 +17,7 @@
     │   ├── JournalFullError        no room left to write                               retried
     │   ├── StorageUnavailableError the object store does not answer, or refuses for now      retried
     │   └── LeaseError              another writer owns the pipeline
-    │       └── LeaseLostError      it did while this one worked, or may by now: open it again    retried
+    │       └── LeaseLostError      another writer took over, or may have: open the journal again    retried
     ├── HangError                   a thread of ``run`` shows no sign of life
     ├── LakeError                   the Spark side
     │   ├── SparkSetupError         no Java, no jars, a session that cannot work

@@ -237,6 +237,6 @@ class LakeSide:
         return min([self._journal.head, *(self._complete(state) for state in followed)])
 
     def _complete(self, state: TableState) -> int:
-        """The change set up to which a table is complete; one that is being copied starts at its base."""
+        """The change set up to which a table is complete; a table being copied starts at its base."""
         known = self.engine.known(state.table, state.generation)
         return max(state.base, state.complete_at_trim, known.complete if known else 0)
