@@ -20,6 +20,7 @@ from lakefeed.lake.delta import copy as delta_copy
 from lakefeed.lake.delta import store as delta_store
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.store import write_files
+from lakefeed.lake.loader import written_chunks
 from lakefeed.lake.mode import Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -228,10 +229,9 @@ def test_files_that_workers_wrote_to_another_machines_directory_are_not_committe
 ) -> None:
     chunk = ListChunk.of(world.schema, [world.row(1, "0")], read_at=1, marks=tmp_path)
     copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=[chunk])
-    write = delta_copy.written_chunks
 
     def elsewhere(*given: Any) -> list[Any]:
-        written = write(*given)
+        written = written_chunks(*given)
         for chunk_file in written:
             (Path(world.table.location) / str(chunk_file.file and chunk_file.file.name)).unlink()
         return written

@@ -297,7 +297,7 @@ def test_other_threads_go_on_while_a_table_waits_for_the_store(seaweed: Seaweed,
 
 def test_iceberg_on_spark_connect_is_refused_in_one_sentence() -> None:
     session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(SparkSetupError, match="Iceberg tables are committed through the JVM of a classic Spark session"):
+    with pytest.raises(SparkSetupError, match="Iceberg tables are committed through the JVM of a classic"):
         checked_session(session, formats=("iceberg",))
 
 

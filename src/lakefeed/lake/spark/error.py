@@ -98,10 +98,9 @@ def thrown(error: BaseException) -> tuple[Thrown, ...]:
 
 
 def _connect_info(error: BaseException) -> Mapping[str, str] | None:
-    """What a server of Spark Connect says of an error beside its text. Its client raises an error of its own while it
-    handles gRPC's, which has that; None for any other error."""
-    call: Any = error.__context__
-    if type(error).__module__ != _CONNECT or not hasattr(call, "trailing_metadata"):
+    """What a server of Spark Connect says of an error beside its text; None for any other error."""
+    call = _call_of(error)
+    if call is None:
         return None
     from google.rpc import error_details_pb2
     from grpc_status import rpc_status
@@ -114,12 +113,18 @@ def _connect_info(error: BaseException) -> Mapping[str, str] | None:
     return None
 
 
+def _call_of(error: BaseException) -> Any:
+    """gRPC's own error: Spark's client raises another while it handles that, or lets it through; or None."""
+    call = error.__context__ if type(error).__module__ == _CONNECT else error
+    return call if hasattr(call, "trailing_metadata") else None
+
+
 def server_lost(error: BaseException) -> CommitFailedError | None:
     """Our error if a server of Spark Connect does not answer, or does not know the session (any more); else None."""
-    if type(error).__module__ != _CONNECT:
+    call = _call_of(error)
+    if call is None:
         return None
-    of: Any = error
-    condition, status = str(of.getCondition() or ""), getattr(of, "_grpc_status_code", None)
+    condition, status = (_connect_info(error) or {}).get("errorClass", ""), call.code()
     if condition.startswith(_NO_SESSION):
         return CommitFailedError(
             "the Spark Connect server does not have the session any more: it was started again, or the session was "
