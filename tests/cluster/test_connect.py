@@ -26,7 +26,7 @@ from lakefeed.testing.server.object_store import Seaweed
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.spark_connect import SparkConnect
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CONFIG = """
 pipeline: shop
@@ -151,7 +151,6 @@ def test_a_copy_and_a_merge(server: SparkConnect, tmp_path: Path) -> None:
         shop.sql(change)
 
 
-@pytest.mark.slow
 def test_evolution_maintenance_verify_and_rebuild(server: SparkConnect, tmp_path: Path) -> None:
     shop = Shop(tmp_path, server)
     assert "ready" in shop_with_rows(shop, 5000).lakefeed("check", "shop.yaml").lower()
@@ -165,7 +164,6 @@ def test_evolution_maintenance_verify_and_rebuild(server: SparkConnect, tmp_path
     shop.require_equal("remark")
 
 
-@pytest.mark.slow
 def test_postgres(server: SparkConnect, tmp_path: Path) -> None:
     with PostgresServer.start(max(find_binaries().items())[1]) as postgres, new_database(postgres) as dsn:
         shop = PostgresShop(tmp_path, server, dsn)
@@ -202,7 +200,6 @@ def change_everything(shop: Shop) -> None:
     shop.require_equal("remark")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["lake.during_load=kill@1", "lake.during_commit=kill@1", "lake.after_commit=kill@1"])
 def test_a_client_that_is_killed(server: SparkConnect, tmp_path: Path, moment: str) -> None:
     """What it asked of the server may go on there: no change is applied twice."""
@@ -215,12 +212,11 @@ def test_a_client_that_is_killed(server: SparkConnect, tmp_path: Path, moment: s
     shop.require_equal()
 
 
-@pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     with SparkConnect.start() as server:
         shop = shop_with_rows(Shop(tmp_path, server), 5000)
         shop.sync()
-        process = shop.start("-m", "lakefeed", "run", "shop.yaml", "--for", "120")
+        process = shop.start("-m", "lakefeed", "run", "shop.yaml", "--for", "200")
         shop.sql("UPDATE account SET balance = -balance WHERE id % 3 = 0")
         time.sleep(10)
         server.halt(immediate=True)
@@ -229,7 +225,7 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
         assert "lease" in said
         time.sleep(30)
         server.resume()
-        said, _ = process.communicate(timeout=300)
+        said, _ = process.communicate(timeout=500)
         assert "the Spark Connect server does not answer" in said, said
         assert process.returncode == 0, said
         shop.require_equal()
@@ -241,7 +237,6 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
         assert "no server answers at" in shop.lakefeed("check", "shop.yaml", expected=3)
 
 
-@pytest.mark.slow
 def test_workers_without_lakefeed_are_named_before_anything_is_copied(tmp_path: Path) -> None:
     with SparkConnect.start(python="/usr/bin/python3", python_path="") as server:
         shop = shop_with_rows(Shop(tmp_path, server))
@@ -264,7 +259,6 @@ spark: {{remote: "{remote}"}}
 """
 
 
-@pytest.mark.slow
 def test_journal_and_tables_in_an_object_store(tmp_path: Path) -> None:
     with Seaweed.start() as store, SparkConnect.start(stores=("s3",)) as server:
         store.bucket("lakefeed")
@@ -387,7 +381,6 @@ print("analyzed expressions")
 """
 
 
-@pytest.mark.slow
 def test_a_session_that_python_hands_in(server: SparkConnect, tmp_path: Path) -> None:
     """Pipelines, reads, a session that the server let go, a comparison of all keys, and expressions of rules."""
     (tmp_path / "main.py").write_text(PYTHON)

@@ -27,7 +27,7 @@ from lakefeed.lake.schema.mapping import ColumnMapping, mapped_window
 from lakefeed.lake.schema.policy import Policy
 from lakefeed.lake.schema.projection import steps
 from lakefeed.lake.spark.driver import Driver
-from lakefeed.lake.spark.error import explained, is_conflict, server_lost
+from lakefeed.lake.spark.error import explained, is_conflict, server_lost, session_lost
 from lakefeed.lake.spark.job import run_job
 from lakefeed.lake.spark.session import Sessions
 from lakefeed.lake.spark.type import quoted, refuse_unstorable
@@ -212,7 +212,7 @@ class SparkTable:
                     )
                     break
                 except Exception as error:  # noqa: BLE001  # judged by what the table then records
-                    lost = server_lost(error) is not None
+                    lost = session_lost(error)
                     if not left or not (lost or is_conflict(error)):
                         applied = self._outcome(error, stamp)
                         break

@@ -119,13 +119,18 @@ def _call_of(error: BaseException) -> Any:
     return call if hasattr(call, "trailing_metadata") else None
 
 
+def session_lost(error: BaseException) -> bool:
+    """Does a server of Spark Connect answer, and not know the session (any more)? Then another one may do."""
+    return (_connect_info(error) or {}).get("errorClass", "").startswith(_NO_SESSION)
+
+
 def server_lost(error: BaseException) -> CommitFailedError | None:
     """Our error if a server of Spark Connect does not answer, or does not know the session (any more); else None."""
     call = _call_of(error)
     if call is None:
         return None
-    condition, status = (_connect_info(error) or {}).get("errorClass", ""), call.code()
-    if condition.startswith(_NO_SESSION):
+    status = call.code()
+    if session_lost(error):
         return CommitFailedError(
             "the Spark Connect server does not have the session any more: it was started again, or the session was "
             "idle for too long (spark.connect.session.manager.defaultSessionTimeout)",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lakefeed.errors import SparkSetupError
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
-from lakefeed.lake.spark.error import first_line, server_lost
+from lakefeed.lake.spark.error import first_line, server_lost, session_lost
 from lakefeed.lake.spark.files import use_local_files
 from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
@@ -114,8 +114,11 @@ def connecting(remote: str, settings: Mapping[str, str], formats: Sequence[str])
                 for known in made:
                     known.conf.get(CORES)
             except Exception as error:
-                if server_lost(error) is None:
+                lost = server_lost(error)
+                if lost is None:
                     raise
+                if not session_lost(error):
+                    raise lost from error
                 made.clear()
             if not made:
                 made.append(connect_session(remote, settings, formats=formats))
@@ -375,6 +378,8 @@ class Sessions:
                 lost = server_lost(error)
                 if lost is None:
                     raise
+                if not session_lost(error):
+                    raise lost from error
                 # A server of Spark Connect that was started again, or has let go of an idle session, has none of it.
                 last, self._parent = self._parent, None
                 self._parent = self._spark()
