@@ -405,3 +405,36 @@ def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_i
     told = mistake(tmp_path, text)
     assert "lake.tables.0.out_of_range.amount: 'rebuild' is not a choice; available: stop, null, clamp, text" in told
     assert "mistakes" not in told, "that it is no single choice either is not said"
+
+
+@pytest.mark.parametrize(
+    ("lake", "spark", "expected", "remedy"),
+    [
+        (
+            "  format: iceberg\n",
+            "{remote: 'sc://host:15002'}",
+            "spark.remote: Iceberg tables are committed through",
+            "delta",
+        ),
+        ("", "{remote: 'sc://host', master: yarn}", "spark.master cannot be chosen beside spark.remote", "Remove"),
+        (
+            "",
+            "{remote: 'sc://host', app_name: x, packages: false}",
+            "spark.app_name and spark.packages cannot",
+            "Remove",
+        ),
+        ("", "{remote: 'spark://host:7077'}", "spark.remote is not the address of a Spark Connect server", "sc://"),
+    ],
+)
+def test_what_spark_connect_cannot_do_is_refused_before_anything_starts(
+    tmp_path: Path, lake: str, spark: str, expected: str, remedy: str
+) -> None:
+    (tmp_path / "shop.db").touch()
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
+        build_pipeline(load(tmp_path, f"{MINIMAL}{lake}spark: {spark}\n"))
+    assert remedy in caught.value.remedy
+
+
+def test_a_spark_connect_server_is_connected_to_when_spark_is_needed_and_not_before(tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
+    build_pipeline(load(tmp_path, f"{MINIMAL}spark: {{remote: 'sc://nobody.invalid:15002', conf: {{a: b}}}}\n"))

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
-from lakefeed.errors import CommitFailedError
+from lakefeed.errors import CommitFailedError, TableStoppedError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
@@ -20,6 +20,7 @@ from lakefeed.lake.delta import copy as delta_copy
 from lakefeed.lake.delta import store as delta_store
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.store import write_files
+from lakefeed.lake.loader import written_chunks
 from lakefeed.lake.mode import Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -221,6 +222,25 @@ def test_b03_chunks_that_another_process_has_copied_are_not_added_again(
         world.table.load(copy, lambda _: None)
     assert world.keys() == [0, 1, 2]
     assert world.table.load(copy, lambda _: None).rows == 3
+
+
+def test_files_that_workers_wrote_to_another_machines_directory_are_not_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chunk = ListChunk.of(world.schema, [world.row(1, "0")], read_at=1, marks=tmp_path)
+    copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=[chunk])
+
+    def elsewhere(*given: Any) -> list[Any]:
+        written = written_chunks(*given)
+        for chunk_file in written:
+            (Path(world.table.location) / str(chunk_file.file and chunk_file.file.name)).unlink()
+        return written
+
+    monkeypatch.setattr(delta_copy, "written_chunks", elsewhere)
+    before = world.delta.version()
+    with pytest.raises(TableStoppedError, match="they have another directory under this path"):
+        world.table.load(copy, lambda _: None)
+    assert world.delta.version() == before
 
 
 def test_a_lake_path_that_looks_like_a_pattern_means_itself(spark: SparkSession, tmp_path: Path) -> None:

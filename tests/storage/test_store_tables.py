@@ -295,10 +295,10 @@ def test_other_threads_go_on_while_a_table_waits_for_the_store(seaweed: Seaweed,
         assert time.monotonic() - began < 10
 
 
-def test_a_session_of_spark_connect_is_refused_in_one_sentence() -> None:
+def test_iceberg_on_spark_connect_is_refused_in_one_sentence() -> None:
     session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(SparkSetupError, match="Spark Connect, which has no SparkContext"):
-        checked_session(session)
+    with pytest.raises(SparkSetupError, match="Iceberg tables are committed through the JVM of a classic"):
+        checked_session(session, formats=("iceberg",))
 
 
 def entry(size: int, rows: int = 100, marked: int = 0) -> dict[str, Any]:

@@ -97,11 +97,7 @@ def session_of(config: Config, announce: Announce | None = None) -> Callable[[],
     """
     spark = config.spark
     if spark.remote is not None:
-        raise ConfigError(
-            f"spark.remote: {spark.remote} is Spark Connect, which has no SparkContext: copies, and merges that can be "
-            "stopped, need one",
-            remedy="Set spark.master to the cluster's own address instead: spark://…, yarn or k8s://….",
-        )
+        return _connecting(spark.remote, config)
 
     def session() -> SparkSession:
         from pyspark import SparkContext
@@ -123,6 +119,26 @@ def session_of(config: Config, announce: Announce | None = None) -> Callable[[],
         )
 
     return session
+
+
+def _connecting(remote: str, config: Config) -> Callable[[], SparkSession]:
+    """What gives a session of a Spark Connect server. ConfigError for keys that are the server's, or not for it."""
+    from lakefeed.lake.spark.session import ICEBERG_ON_CONNECT, WITHOUT_CONNECT, connecting
+
+    if config.lake.format == "iceberg":
+        raise ConfigError(f"spark.remote: {ICEBERG_ON_CONNECT}", remedy=WITHOUT_CONNECT)
+    if others := sorted(config.spark.model_fields_set & {"master", "app_name", "packages"}):
+        named = " and ".join(f"spark.{key}" for key in others)
+        raise ConfigError(
+            f"{named} cannot be chosen beside spark.remote: the server's own are taken",
+            remedy=f"Remove {named}, or remove spark.remote.",
+        )
+    if not remote.startswith("sc://"):
+        raise ConfigError(
+            "spark.remote is not the address of a Spark Connect server",
+            remedy="Write sc://host:15002, or set spark.master for a cluster's own address.",
+        )
+    return connecting(remote, config.spark.conf, (config.lake.format,))
 
 
 def stores(config: Config) -> tuple[str, ...]:
@@ -147,6 +163,8 @@ def shared_session(configs: Mapping[Path, Config]) -> Callable[[], SparkSession]
                 remedy="Write the same section into all of them, or run them in processes of their own.",
             )
         session_of(config)  # what cannot work is refused
+    if spark.remote is not None:
+        return session_of(next(iter(configs.values())))
     return partial(
         spark_session,
         spark.app_name,

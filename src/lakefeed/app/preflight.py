@@ -1,4 +1,5 @@
-"""What a pipeline needs of this machine: Java, the jars of its table format, a directory to write to, a private file.
+"""What a pipeline needs of this machine: Java and the jars of its table format, or a Spark Connect server; a directory
+to write to, a private file.
 
 The capture checks the source itself.
 """
@@ -7,8 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from urllib.parse import urlsplit
 
 from lakefeed.app.config import Config
 from lakefeed.app.document import read_document
@@ -18,6 +22,9 @@ from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.jars import missing_jars
 from lakefeed.lake.spark.java import find_java, wrong_java_home
 from lakefeed.storage.location import storage_at
+
+_CONNECT_PORT = 15002
+_CONNECT_SECONDS = 5.0
 
 
 def _unwritable(key: str, path: Path) -> list[tuple[str, str]]:
@@ -32,15 +39,39 @@ def _unwritable(key: str, path: Path) -> list[tuple[str, str]]:
         return [(problem, f"Make {nearest} writable for this user, or set {key} to a directory that is.")]
 
 
+def _unconnected(remote: str) -> list[tuple[str, str]]:
+    """What is in the way of a Spark Connect server: packages of its client, or that it cannot be reached."""
+    place = urlsplit(remote.partition("/;")[0])
+    lacking = [name for name in ("grpc", "grpc_status", "google.rpc", "pandas") if not _is_installed(name)]
+    if lacking:
+        return [(f"the client of Spark Connect needs {', '.join(lacking)}", 'pip install "lakefeed[connect]"')]
+    try:
+        with socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), timeout=_CONNECT_SECONDS):
+            return []
+    except OSError as error:
+        problem = f"spark.remote: no server answers at {place.netloc}: {error.strerror or error}"
+        return [(problem, "Start the Spark Connect server there, or correct spark.remote.")]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package above it
+        return False
+
+
 def machine_findings(config: Config) -> tuple[Finding, ...]:
     """Problems of this machine, each with its remedy. Leaves nothing behind, starts no Spark."""
     found, warnings = list[tuple[str, str]](), list[tuple[str, str]]()
-    try:
-        java = find_java()
-        if wrong := wrong_java_home():
-            warnings.append((f"{wrong}; {java.home} is used instead", f"export JAVA_HOME={java.home}"))
-    except SparkSetupError as error:
-        found.append((error.message, error.remedy))
+    if config.spark.remote is not None:
+        found += _unconnected(config.spark.remote)
+    else:
+        try:
+            java = find_java()
+            if wrong := wrong_java_home():
+                warnings.append((f"{wrong}; {java.home} is used instead", f"export JAVA_HOME={java.home}"))
+        except SparkSetupError as error:
+            found.append((error.message, error.remedy))
     places = {"lake.path": config.lake.path} | ({"journal.path": config.journal.path} if config.journal.path else {})
     for key, place in places.items():
         storage = storage_at(place, config.storage.to_options())
@@ -52,7 +83,7 @@ def machine_findings(config: Config) -> tuple[Finding, ...]:
         except LakefeedError as error:
             found.append((f"{key}: {error.message}", error.remedy))
     coordinates = FORMATS[config.lake.format].coordinates
-    if missing := missing_jars(coordinates):
+    if config.spark.remote is None and (missing := missing_jars(coordinates)):
         remedy = "Connect to the internet once, or set spark.jars.repositories in spark-defaults.conf."
         found.append((f"the jars of {coordinates} are not on this machine, and {missing}", remedy))
     return tuple(

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +31,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem, spark_path
+from lakefeed.lake.spark.driver import in_tasks
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import quoted
 
@@ -161,8 +162,7 @@ def _read_source(
     write = partial(write_keys, directory=place, schema=nullable)
     for start in range(0, len(left), GROUP_CHUNKS):
         group = left[start : start + GROUP_CHUNKS]
-        results: list[Any] = session.sparkContext.parallelize(group, len(group)).map(write).collect()
-        for result in results:
+        for result in in_tasks(session, write, group):
             if isinstance(result, LakefeedError):
                 raise result
         progress(total - len(left) + start + len(group), total)

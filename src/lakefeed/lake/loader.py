@@ -29,12 +29,13 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError, LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem
+from lakefeed.lake.spark.driver import in_tasks
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.window import ORDERED_ALIKE
 from lakefeed.storage.location import give_options
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 GROUP_CHUNKS = 8
 """Per commit. What an interruption can cost is one group; what a commit costs is milliseconds."""
@@ -147,15 +148,12 @@ def written_chunks(
     chunks: Sequence[ChunkSource],
     write: Callable[[ChunkSource], ChunkFile | LakefeedError],
     table: TableId,
-    context: Callable[[], SparkContext],
+    session: Callable[[], SparkSession],
 ) -> list[ChunkFile]:
-    """The chunks of one group, each by ``write``, in parallel; ``context`` is asked for only if there are several."""
+    """The chunks of one group, each by ``write``, in parallel; ``session`` is asked for only if there are several."""
     try:
         # A single chunk is sooner written here than sent to a worker, and needs no JVM at all.
-        if len(chunks) < 2:
-            results = [write(chunk) for chunk in chunks]
-        else:
-            results = context().parallelize(list(chunks), len(chunks)).map(write).collect()
+        results = [write(chunk) for chunk in chunks] if len(chunks) < 2 else in_tasks(session(), write, chunks)
     except Exception as error:
         raise explained(error, table) from error
     for result in results:

@@ -26,7 +26,8 @@ from lakefeed.lake.schema.decision import Decisions
 from lakefeed.lake.schema.mapping import ColumnMapping, mapped_window
 from lakefeed.lake.schema.policy import Policy
 from lakefeed.lake.schema.projection import steps
-from lakefeed.lake.spark.error import explained, is_conflict
+from lakefeed.lake.spark.driver import Driver
+from lakefeed.lake.spark.error import explained, is_conflict, server_lost, session_lost
 from lakefeed.lake.spark.job import run_job
 from lakefeed.lake.spark.session import Sessions
 from lakefeed.lake.spark.type import quoted, refuse_unstorable
@@ -193,7 +194,7 @@ class SparkTable:
             if not self._is_laid_out:
                 if any(one.in_place for one in self._store.laid_out_otherwise()):
                     try:
-                        self._store.lay_out(session.newSession())
+                        self._store.lay_out(Driver(session).child())
                     except Exception as error:
                         raise self._explained(error) from error
                 self._is_laid_out = True
@@ -204,14 +205,19 @@ class SparkTable:
                     applied = run_job(  # 3
                         session,
                         name,
-                        lambda: self._store.commit(session, self._mode.step(session, own, self._store), stamp),
+                        lambda session=session: self._store.commit(  # type: ignore[misc]
+                            session, self._mode.step(session, own, self._store), stamp
+                        ),
                         failpoint="lake.during_commit",
                     )
                     break
                 except Exception as error:  # noqa: BLE001  # judged by what the table then records
-                    if not left or not is_conflict(error):
+                    lost = session_lost(error)
+                    if not left or not (lost or is_conflict(error)):
                         applied = self._outcome(error, stamp)
                         break
+                    if lost:  # with the server's session: what was committed is found below
+                        session = self._session = self._sessions.child()
                 # Maintenance, ours or somebody's, has replaced files under us: the changes are planned again.
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
@@ -425,4 +431,6 @@ class SparkTable:
         raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> LakefeedError:
+        if server_lost(error) is not None:
+            self._session = None  # the next try makes one
         return explained(error, self.route.table, self.route.source, self._store.layout.properties)

@@ -192,7 +192,7 @@ def stage_chunks(
 ) -> list[ChunkFile]:
     """Read chunks of the source as Spark tasks, each into a Parquet file below ``place``. Errors as for a copy."""
     write = partial(attempt_chunk, directory=place, schema=lake_arrow(schema))
-    return written_chunks(chunks, write, schema.table, lambda: spark.sparkContext)
+    return written_chunks(chunks, write, schema.table, lambda: spark)
 
 
 def staged_rows(spark: SparkSession, files: Sequence[str], schema: TableSchema) -> DataFrame:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.route import Part
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import lake_arrow, quoted, text_literal, text_literal_quoted
 from lakefeed.storage.location import options_of
@@ -104,9 +106,7 @@ def load_table(
     )
     while done is None or done < total:
         start = done or 0
-        written = written_chunks(  # 1
-            copy.group(start, GROUP_CHUNKS), write, copy.table, lambda: session().sparkContext
-        )
+        written = written_chunks(copy.group(start, GROUP_CHUNKS), write, copy.table, session)  # 1
         if copy.wrote is not None:
             copy.wrote(written)
         rows = sum(one.rows for one in written)
@@ -119,6 +119,16 @@ def load_table(
             "copy": {"chunks": after, "rows": rows, "high": high.encode() if high else None},
         }
         files = [one.file for one in written if one.file]
+        if "://" not in store.location:
+            away = [one.name for one in files if not Path(store.location, one.name).is_file()]
+            if away:
+                raise TableStoppedError(
+                    f"table {copy.table}: Spark's workers wrote {away[0]} to {store.location}, and it is not there for "
+                    "this process: they have another directory under this path",
+                    remedy="Set lake.path to a directory that this process and all workers share, or to an object "
+                    "store.",
+                    table=str(copy.table),
+                )
         _commit_group(store, copy, stored, files, (done, after), metadata, session)  # 2, 3
         done = after
         progress(rows)
@@ -180,7 +190,7 @@ def _make_for_spark(store: DeltaStore, stored: pa.Schema, copy: TableCopy, sessi
         if mapping and not is_mapped:
             session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(mapping)})")
         if store.part is not None:
-            _add_columns(session().newSession(), store.location, stored)
+            _add_columns(Driver(session()).child(), store.location, stored)
         return
     if not mapping and not names:
         return

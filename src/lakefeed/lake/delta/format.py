@@ -25,7 +25,7 @@ from lakefeed.lake.rule.record import TableRule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
-from lakefeed.lake.spark.job import POOL
+from lakefeed.lake.spark.driver import POOL
 from lakefeed.lake.spark.progress import job_progress
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable

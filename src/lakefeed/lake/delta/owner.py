@@ -39,7 +39,7 @@ def refuse_loss(session: SparkSession, location: str, table: DeltaTable, columns
         if not setting.startswith(_CONSTRAINT):
             continue
         try:
-            columns.where(F.expr(str(condition)))
+            _ = columns.where(F.expr(str(condition))).schema  # which Spark Connect analyzes first then
         except AnalysisException:
             constraint = setting.removeprefix(_CONSTRAINT)
             statement = f"ALTER TABLE {sql_name} DROP CONSTRAINT {quoted(constraint)}"

@@ -41,6 +41,7 @@ from lakefeed.lake.location import spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.lake.mode.base import Mode
 from lakefeed.lake.schema.projection import projected
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.log_store import commits_if_absent
 from lakefeed.lake.spark.type import lake_arrow, quoted
@@ -150,7 +151,7 @@ class StoreDelta(DeltaStore):
         with self._lock:
             entries = self._files.at(old.version)
             size = sum(entries[path]["size"] for path in touched.files)
-        least = session.sparkContext.defaultParallelism if size > _TASK_BYTES else 1
+        least = Driver(session).cores if size > _TASK_BYTES else 1
         rows = step.merged(self.read_files(session, touched)).coalesce(max(least, math.ceil(size / _FILE_BYTES)))
         return RewriteRows(rows, touched)
 
@@ -171,7 +172,8 @@ class StoreDelta(DeltaStore):
             storage=options_of(self.location),
             table=self._route.table,
         )
-        written = in_arrow(rows.select(*map(quoted, schema.names)), write, _WRITTEN).collect()
+        given = rows.select(*map(quoted, schema.names))
+        written = Driver(rows.sparkSession).map_in_arrow(given, write, _WRITTEN).collect()
         return [
             DataFile(one["name"], one["rows"], one["bytes"], one["statistics"], one["written_ms"]) for one in written
         ]
@@ -342,23 +344,6 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
         return kind
 
     return pa.schema([pa.field(one.name, plain(one.type)) for one in schema])
-
-
-def in_arrow(
-    rows: DataFrame, function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]], columns: str
-) -> DataFrame:
-    """``rows.mapInArrow(function, columns)``, which asks for pandas first, though neither side uses it."""
-    from pyspark.sql import DataFrame
-    from pyspark.sql.udf import UserDefinedFunction
-    from pyspark.util import PythonEvalType
-
-    java: Any = getattr(rows, "_jdf", None)
-    if java is None:  # Spark Connect, whose client needs pandas anyway
-        return rows.mapInArrow(function, columns)
-    made: Any = UserDefinedFunction(function, columns, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    return DataFrame(
-        java.mapInArrow(made(*(rows[quoted(name)] for name in rows.columns))._jc, False, None), rows.sparkSession
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.route import Part, Route, Rule
 from lakefeed.lake.schema.projection import lineage, projected
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.job import both
 from lakefeed.lake.spark.type import lake_arrow, quoted, spark_type
@@ -336,6 +337,7 @@ class DeltaStore:
         if isinstance(step, AppendRows | RewriteRows | MarkRows) and (by_files or by_marks):
             if isinstance(step, MarkRows):
                 found, written = both(
+                    session,
                     lambda: positions(step.gone, step.count),  # 2
                     lambda: self._write(step.rows),  # 3
                 )
@@ -452,9 +454,9 @@ class DeltaStore:
         if has_local_time(last) and not has_local_time(first):
             # A table made without a timestamp that has no zone must be allowed one first. A commit of its own, harmless
             # to repeat, in a session without the stamp: it must not be taken for the evolution.
-            self.allow(session.newSession, LOCAL_TIME)
+            self.allow(Driver(session).child, LOCAL_TIME)
         if needs_mapping(last.names) and not needs_mapping(first.names):  # as above: a commit of its own
-            self.set_properties(session.newSession, COLUMN_MAPPING)
+            self.set_properties(Driver(session).child, COLUMN_MAPPING)
         with self._stamped(session, stamp):
             if is_only_metadata_change(path) or self.part is not None:  # of a part, columns that go stay
                 columns = ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in last.columns)

@@ -33,7 +33,7 @@ from lakefeed.lake.spark.type import lake_arrow
 from lakefeed.storage.location import options_of
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     from lakefeed.lake.iceberg.store import IcebergStore
 
@@ -48,7 +48,7 @@ def load_table(
     copy: TableCopy,
     mode: Mode,
     properties: Mapping[str, str],
-    context: Callable[[], SparkContext],
+    session: Callable[[], SparkSession],
     progress: Callable[[int], None],
 ) -> Loaded:
     """Copy ``copy`` into the table of ``store``. ``properties`` are what the table is made with.
@@ -105,7 +105,7 @@ def load_table(
             storage=options_of(addition.directory),
         )
         start = before.chunks
-        written = written_chunks(copy.group(start, GROUP_CHUNKS), write, copy.table, context)  # 2
+        written = written_chunks(copy.group(start, GROUP_CHUNKS), write, copy.table, session)  # 2
         if copy.wrote is not None:
             copy.wrote(written)
         rows, done, high = sum(one.rows for one in written), min(start + GROUP_CHUNKS, total), before.high

@@ -371,6 +371,7 @@ class IcebergStore:
         vectors  4 stage a snapshot that names all of it, on the one that the step was planned on.
         """
         found, files = both(
+            step.gone.sparkSession,
             lambda: positions(step.gone, step.count),  # 1
             lambda: self.java.staging().write(step.rows),  # 2
         )
@@ -504,7 +505,7 @@ class IcebergStore:
         self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
         properties = {**PROPERTIES, **dict(self.layout.properties)}
-        return load_table(self, copy, mode, properties, lambda: session().sparkContext, progress)
+        return load_table(self, copy, mode, properties, session, progress)
 
     @property
     def parts(self) -> tuple[str, ...]:

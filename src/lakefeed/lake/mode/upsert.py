@@ -25,6 +25,7 @@ from lakefeed.change.segment import Window
 from lakefeed.lake.mode.changes import window_changes, window_keys
 from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
 from lakefeed.lake.mode.small import small_step
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY, UNSENT
 from lakefeed.lake.spark.type import quoted, spark_type, text_literal
 from lakefeed.lake.store import (
@@ -244,7 +245,7 @@ def refusal(window: Window, name: str) -> str:
 def packed(rows: DataFrame, window: Window) -> DataFrame:
     """In as many files as the window's changes are worth, and no more than there are tasks."""
     wanted = math.ceil(window.counts.total / _FILE_ROWS)
-    return rows.coalesce(max(1, min(wanted, rows.sparkSession.sparkContext.defaultParallelism)))
+    return rows.coalesce(max(1, min(wanted, Driver(rows.sparkSession).cores)))
 
 
 def rewritten_files(session: SparkSession, window: Window, extent: Extent) -> int:
@@ -257,5 +258,5 @@ def rewritten_files(session: SparkSession, window: Window, extent: Extent) -> in
         size, is_cheaper = extent.touched_bytes, many or extent.touched_bytes <= SMALL_BYTES
     else:
         size, is_cheaper = extent.bytes, many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
-    least = session.sparkContext.defaultParallelism if size > _TASK_BYTES else 1
+    least = Driver(session).cores if size > _TASK_BYTES else 1
     return max(least, math.ceil(size / _FILE_BYTES)) if is_cheaper else 0

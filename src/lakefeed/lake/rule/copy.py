@@ -128,7 +128,7 @@ class StagedGroups:
         self.clear()  # what the group before has left, or a process that died
         given = lake_arrow(self._ruled.source)
         write = partial(attempt_chunk, directory=f"{place}/source", schema=given, storage=options_of(place))
-        written = written_chunks(chunks, write, table, lambda: self._session().sparkContext)  # 1
+        written = written_chunks(chunks, write, table, self._session)  # 1
         high: Position | None = None
         for one in written:
             high = highest(high, one.high)

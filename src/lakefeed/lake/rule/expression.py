@@ -6,7 +6,8 @@ evaluated again: a restart applies the same changes a second time, and both must
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,18 @@ import pyarrow as pa
 
 from lakefeed.change.mask import HIDDEN, REDACTED, SHOWN
 from lakefeed.change.table import TableSchema
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import first_line
 from lakefeed.lake.spark.type import arrow_type, quoted, spark_type, text_literal
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _CHANGING = ("Current", "Now", "LocalTimestamp", "Uuid", "PythonUD")
 """How the classes of Spark's expressions begin that depend on more than the row."""
+_OUTSIDE = (r"current_\w+", "now", "localtimestamp", "curdate", "uuid", "user", "session_user")
+"""The same as the text of a plan has them."""
+_ANALYZED, _OPTIMIZED = "== Analyzed Logical Plan ==", "== Optimized Logical Plan =="
 _NESTED = ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")
 
 
@@ -60,14 +65,17 @@ def analyzed(session: SparkSession, schema: TableSchema, sql: str) -> Analyzed |
     empty = session.createDataFrame([], from_arrow_schema(own, prefer_timestamp_ntz=True))
     try:
         frame = empty.select(F.expr(sql).alias("value"))
+        found = frame.schema.fields[0].dataType.simpleString()
     except ParseException as error:
         return f"does not parse: {first_line(error)}"
     except AnalysisException as error:
         listed = ", ".join(schema.names)
         return f"does not fit the table's columns ({listed}): {first_line(error)}"
-    kind = arrow_type(frame.schema.fields[0].dataType.simpleString())
+    kind = arrow_type(found)
     if kind is None:
-        return f"has the type {frame.schema.fields[0].dataType.simpleString()}, which lake tables do not hold: CAST it"
+        return f"has the type {found}, which lake tables do not hold: CAST it"
+    if not Driver(session).has_jvm:
+        return _analyzed_by_trial(session, empty, kind, sql)
     plan: Any = frame._jdf.queryExecution().analyzed()
     if plan.getClass().getSimpleName() != "Project":
         return "is not about one row: it aggregates, or makes several rows"
@@ -83,6 +91,41 @@ def analyzed(session: SparkSession, schema: TableSchema, sql: str) -> Analyzed |
         if kind_name == "AttributeReference":
             inputs.add(lower[str(node.name()).lower()])
     return Analyzed(kind, tuple(name for name in schema.names if name in inputs))
+
+
+def _analyzed_by_trial(session: SparkSession, empty: DataFrame, kind: pa.DataType, sql: str) -> Analyzed | str:
+    """The same where there is no plan to look into (Spark Connect): by what Spark refuses.
+
+    It takes aggregates, windows and generators in no condition, and nothing that is not deterministic in an aggregate.
+    A column is read if the expression cannot be resolved without it. What depends on the time or the user is found in
+    the text of the plan: a literal with such a text is refused, too.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def is_refused(frame: Callable[[], DataFrame]) -> bool:
+        try:
+            _ = frame().schema
+        except AnalysisException:
+            return True
+        return False
+
+    value = F.expr(sql)
+    if is_refused(lambda: empty.where(value.isNotNull())):
+        return "is not about one row: it aggregates, or makes several rows"
+    if is_refused(lambda: empty.agg(F.count(value))):
+        return "gives another value each time it is evaluated"
+    session.conf.set("spark.sql.debug.maxToStringFields", str(2**31 - 1))  # the text is to be whole
+    frame: Any = empty.select(value.alias("value"))
+    text = frame._explain_string(mode="extended").partition(_ANALYZED)[2].partition(_OPTIMIZED)[0]
+    functions = [row["function"] for row in session.sql("SHOW USER FUNCTIONS").collect()]
+    own = [re.escape(name.rpartition(".")[2]) for name in functions]
+    found = re.search(rf"(?i)\b(?:{'|'.join([*_OUTSIDE, *own])})\(|-subquery#|\b(?:exists|list)#", text)
+    if found or not text:
+        return f"depends on more than the row: {found[0].rstrip('(#') if found else 'Spark does not show its plan'}"
+    names = [name for name in empty.columns if name.lower() in sql.lower()]
+    inputs = [one for one in names if is_refused(lambda one=one: empty.drop(one).select(value))]  # type: ignore[misc]
+    return Analyzed(kind, tuple(inputs))
 
 
 def _nodes(expression: Any) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ _VALUES = frozenset(
 _REFUSALS = frozenset({_ANALYSIS, "java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"})
 """What the formats raise where they do not take a property, or where one forbids what is to be done."""
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
+_CONNECT = "pyspark.errors.exceptions.connect"
+_NO_SESSION = ("INVALID_HANDLE.SESSION_", "INVALID_HANDLE.OPERATION_", "NO_ACTIVE_SESSION")
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
 """Raised by our own SQL: a change did not carry all columns of a row that the table does not have."""
@@ -64,7 +67,15 @@ class Thrown:
 
 
 def thrown(error: BaseException) -> tuple[Thrown, ...]:
-    """The Java exceptions behind an error, the outermost first; none if it is not of the JVM, or the JVM is gone."""
+    """The Java exceptions behind an error, the outermost first; none if it is not of the JVM, or the JVM is gone.
+
+    Spark Connect tells the innermost alone: its server unwraps what a job raised.
+    """
+    if (info := _connect_info(error)) is not None:
+        parameters = json.loads(info.get("messageParameters") or "{}")
+        condition = str(info.get("errorClass") or "")
+        raised = str(parameters.get("errorMessage", "")) if condition == _RAISED else ""
+        return (Thrown(frozenset(json.loads(info.get("classes") or "[]")), condition, raised),)
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is None:
         return ()
@@ -86,6 +97,54 @@ def thrown(error: BaseException) -> tuple[Thrown, ...]:
     return tuple(found)
 
 
+def _connect_info(error: BaseException) -> Mapping[str, str] | None:
+    """What a server of Spark Connect says of an error beside its text; None for any other error."""
+    call = _call_of(error)
+    if call is None:
+        return None
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
+    info = error_details_pb2.ErrorInfo()
+    status = rpc_status.from_call(call)
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return dict(info.metadata)
+    return None
+
+
+def _call_of(error: BaseException) -> Any:
+    """gRPC's own error: Spark's client raises another while it handles that, or lets it through; or None."""
+    call = error.__context__ if type(error).__module__ == _CONNECT else error
+    return call if hasattr(call, "trailing_metadata") else None
+
+
+def session_lost(error: BaseException) -> bool:
+    """Does a server of Spark Connect answer, and not know the session (any more)? Then another one may do."""
+    return (_connect_info(error) or {}).get("errorClass", "").startswith(_NO_SESSION)
+
+
+def server_lost(error: BaseException) -> CommitFailedError | None:
+    """Our error if a server of Spark Connect does not answer, or does not know the session (any more); else None."""
+    call = _call_of(error)
+    if call is None:
+        return None
+    status = call.code()
+    if session_lost(error):
+        return CommitFailedError(
+            "the Spark Connect server does not have the session any more: it was started again, or the session was "
+            "idle for too long (spark.connect.session.manager.defaultSessionTimeout)",
+            remedy="Nothing, where spark.remote is in the configuration: the next try makes a new session. In Python, "
+            "give a function that makes one: Delta(lambda: SparkSession.builder.remote(…).create(), path).",
+        )
+    if status is not None and status.name == "UNAVAILABLE":
+        return CommitFailedError(
+            "the Spark Connect server does not answer",
+            remedy="Start it, or correct spark.remote. Lakefeed tries again by itself; nothing is lost.",
+        )
+    return None
+
+
 def is_conflict(error: BaseException) -> bool:
     """Has another commit come first, so that the same work, planned again, may well succeed?"""
     return isinstance(error, ConcurrentModification) or any(one.kinds & _CONFLICTS for one in thrown(error))
@@ -104,6 +163,8 @@ def explained(
     """
     if isinstance(error, LakefeedError):
         return error
+    if (lost := server_lost(error)) is not None:
+        return CommitFailedError(f"table {table}: {lost.message}", remedy=lost.remedy)
     if _is_of_dead_jvm(error):
         return SparkSetupError("Spark's JVM is gone", remedy="Start the process again; nothing is lost.")
     found = thrown(error)

@@ -1,6 +1,6 @@
 """Runs one Spark action so that the caller stays in charge: it can be interrupted, and the action is then cancelled.
 
-A call into the JVM blocks its Python thread and cannot be interrupted, so the action gets a thread of its own and the
+A call into Spark blocks its Python thread and cannot be interrupted, so the action gets a thread of its own and the
 caller waits here. That also is what lets a failpoint act while the work really runs: after the first Spark job of the
 action has been seen, before it has ended.
 """
@@ -8,11 +8,11 @@ action has been seen, before it has ended.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from lakefeed.failpoint import hit
+from lakefeed.lake.spark.driver import Driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 _POLL_SECONDS = 0.02
-
-POOL = "lakefeed.pool"
-"""The setting of a session that names whose jobs these are: where Spark's scheduler is fair, each gets its share."""
 
 
 def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpoint: str) -> T:
@@ -32,32 +29,30 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     """
     from pyspark import InheritableThread
 
-    context, pool = session.sparkContext, session.conf.get(POOL, None)
-    group = f"lakefeed-{uuid.uuid4()}"
+    job = Driver(session).job(session, name)
     ended = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            context.setJobGroup(group, name)
-            context.setLocalProperty("spark.scheduler.pool", pool or "default")
-            results.append(action())
+            with job:
+                results.append(action())
         except BaseException as error:  # noqa: BLE001  # handed to the caller below
             errors.append(error)
         finally:
             ended.set()
 
-    thread = InheritableThread(target=work, daemon=True)
+    thread = InheritableThread(target=work, session=session, daemon=True)
     thread.start()
     seen = False
     try:
         while not ended.wait(_POLL_SECONDS):
-            if not seen and context.statusTracker().getJobIdsForGroup(group):
+            if not seen and job.has_begun:
                 seen = True
                 hit(failpoint)
     except BaseException:
-        context.cancelJobGroup(group)
+        job.cancel()
         ended.wait()
         raise
     thread.join()
@@ -66,10 +61,11 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     return results[0]
 
 
-def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
-    """Do two actions at once, each of one Spark job or more: planning a small job takes longer than the job.
+def both(session: SparkSession, one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
+    """Do two actions of a session at once, each of one Spark job or more.
 
-    Both have ended when it returns, or raises what the first of them raised.
+    Planning a small job takes longer than the job. Both have ended when it returns, or raises what the first of them
+    raised.
     """
     from pyspark import InheritableThread
 
@@ -82,7 +78,7 @@ def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
         except BaseException as error:  # noqa: BLE001  # handed to the caller below
             errors.append(error)
 
-    thread = InheritableThread(target=work, daemon=True)
+    thread = InheritableThread(target=work, session=session, daemon=True)
     thread.start()
     try:
         result = one()

@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakefeed.lake.spark.driver import Driver
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -78,8 +80,11 @@ _turn = threading.Lock()
 def commits_if_absent(session: SparkSession, location: str) -> bool:
     """Make Spark's commits to the Delta table at an ``s3a`` address so, and ask Delta whether they are.
 
-    False where the JVM lacks a part of this, or somebody has chosen another log store.
+    False where there is no JVM to do so (Spark Connect), where it lacks a part of this, or where somebody has chosen
+    another log store.
     """
+    if not Driver(session).has_jvm:
+        return False
     context: Any = session.sparkContext
     jvm = context._jvm
     with _turn:

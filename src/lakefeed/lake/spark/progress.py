@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lakefeed.lake.spark.driver import Driver
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -28,7 +30,7 @@ def job_progress(session: SparkSession | None, pool: str) -> object:
     """
     if session is None:
         return None
-    if not hasattr(session, "_jsparkSession"):  # Spark Connect
+    if not Driver(session).has_jvm:
         return object()
     stages = session.sparkContext._jsc.sc().statusStore().activeStages()
     figures: list[tuple[int, ...]] = []

@@ -6,10 +6,12 @@ own output, with the page of noise of the jar resolver, goes to a log file that 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from lakefeed.errors import SparkSetupError
 from lakefeed.lake.formats import FORMATS
+from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
+from lakefeed.lake.spark.error import first_line, server_lost, session_lost
 from lakefeed.lake.spark.files import use_local_files
 from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK_VERSION = "4.1"
+
+ICEBERG_ON_CONNECT = "Iceberg tables are committed through the JVM of a classic Spark session; Spark Connect gives none"
+WITHOUT_CONNECT = "Set spark.master instead of spark.remote (in Python, give a classic session), or lake.format: delta."
 
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 """What the value of a rule's expression depends on beside the row."""
@@ -91,9 +98,78 @@ def spark_session(
             session = _start(conf.setAll(list((settings or {}).items())), log, wanted)
             if not jars and conf.get("spark.jars.packages", "") == wanted:
                 remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), wanted)
-        if not str(session.sparkContext.master).startswith("local"):
-            check_executors(session)
+        if not Driver(session).address.startswith("local"):
+            check_workers(session)
         return session
+
+
+def connecting(remote: str, settings: Mapping[str, str], formats: Sequence[str]) -> Callable[[], SparkSession]:
+    """A function that gives a session of a Spark Connect server: the same again and again, until the server lost it."""
+    turn = threading.Lock()
+    made: list[SparkSession] = []
+
+    def session() -> SparkSession:
+        with turn:
+            try:
+                for known in made:
+                    known.conf.get(CORES)
+            except Exception as error:
+                lost = server_lost(error)
+                if lost is None:
+                    raise
+                if not session_lost(error):
+                    raise lost from error
+                made.clear()
+            if not made:
+                made.append(connect_session(remote, settings, formats=formats))
+            return made[0]
+
+    return session
+
+
+def connect_session(
+    remote: str, settings: Mapping[str, str] | None = None, *, formats: Sequence[str] = ("delta",)
+) -> SparkSession:
+    """A new session of the Spark Connect server at ``remote`` (sc://host:port). SparkSetupError as ``spark_session``.
+
+    ``settings`` are those of a session; the server's own were given where it was started.
+    """
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.logger import PySparkLogger
+    from pyspark.sql import SparkSession
+
+    place = remote.partition("/;")[0]  # what follows may have a token
+    # Errors are told in sentences of our own; these would print each with pages of Java.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
+    if SparkContext._active_spark_context is not None:
+        raise SparkSetupError(
+            f"this process has a classic Spark session, and pyspark has none of {place} beside it",
+            remedy="Use the one or the other: stop the session first, or do it in another process.",
+        )
+    try:
+        session = with_patience(SparkSession.builder.remote(remote).create())
+    except (ImportError, PySparkException) as error:
+        if isinstance(error, PySparkException) and not isinstance(error, ImportError):
+            raise SparkSetupError(
+                f"pyspark makes no session of {place}: {first_line(error)}",
+                remedy="Correct spark.remote; it looks like sc://host:15002, or sc://host:443/;use_ssl=true;token=….",
+            ) from error
+        raise SparkSetupError(
+            f"the client of Spark Connect is not complete: {first_line(error)}",
+            remedy='Install it: pip install "lakefeed[connect]"',
+        ) from error
+    for name, value in (settings or {}).items():
+        try:
+            session.conf.set(name, value)
+        except PySparkException as error:
+            raise server_lost(error) or SparkSetupError(
+                f"the server at {place} does not take {name} from a client: {first_line(error)}",
+                remedy=f"Set {name} where the server is started, and remove it from spark.conf here.",
+            ) from error
+    return checked_session(session, formats)
 
 
 def _without(conf: SparkConf, *names: str) -> SparkConf:
@@ -111,31 +187,26 @@ def _on_cluster(conf: SparkConf, master: str, jars: tuple[str, ...]) -> SparkCon
     return conf.set("spark.jars", ",".join(jars)) if jars else conf
 
 
-def check_executors(session: SparkSession) -> None:
-    """One small job: do the executors run, with a Python that has this version of Lakefeed? SparkSetupError if not."""
-    from importlib.metadata import version
-
+def check_workers(session: SparkSession) -> None:
+    """One small job: do workers run, with a Python that has this version of Lakefeed? SparkSetupError if not."""
+    driver = Driver(session)
+    if not driver.has_jvm and session.conf.get(CORES, None) is not None:
+        return  # it was checked before, or its parent was
+    address = driver.address
     try:
-        found = set(session.sparkContext.parallelize(range(8), 8).map(_installed).collect())
+        found = workers_of(session)
     except Exception as error:
-        raise SparkSetupError(
-            f"a first job on {session.sparkContext.master} failed: {str(error).strip().splitlines()[0]}",
+        raise server_lost(error) or SparkSetupError(
+            f"a first job on {address} failed: {first_line(error)}",
             remedy="Install lakefeed for the same Python on every worker; spark.pyspark.python names it.",
         ) from error
-    mine = (version("lakefeed"), sys.version_info[:2])
-    if wrong := sorted(map(str, found - {mine})):
+    if wrong := sorted(set(found) - {installed()}):
         raise SparkSetupError(
-            f"the executors have lakefeed and Python {wrong[0]}, this process has {mine}",
-            remedy="Install the same version with the same Python on every worker.",
+            f"the workers of {address} have {wrong[0]}, this process has {installed()}",
+            remedy="Install the same lakefeed for the same Python on every worker; spark.pyspark.python names it.",
         )
-
-
-def _installed(_: int) -> tuple[str, tuple[int, ...]]:
-    from importlib.metadata import version
-
-    import lakefeed.lake.loader  # noqa: F401  # what tasks of a copy need: pyarrow and the package itself
-
-    return version("lakefeed"), sys.version_info[:2]
+    if not driver.has_jvm:
+        session.conf.set(CORES, str(len(found)))
 
 
 def session_conf(
@@ -242,14 +313,17 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
 
 def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:
     """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
-    if type(session).__module__.startswith("pyspark.sql.connect"):
-        raise SparkSetupError(
-            "the session is one of Spark Connect, which has no SparkContext: copies, and merges that can be stopped, "
-            "need one",
-            remedy="Give a classic session, or have Lakefeed build one: spark.master in the configuration.",
-        )
+    driver = Driver(session)
+    if not driver.has_jvm and "iceberg" in formats:
+        raise SparkSetupError(ICEBERG_ON_CONNECT, remedy=WITHOUT_CONNECT)
+    try:
+        version, extensions = session.version, session.conf.get("spark.sql.extensions", "")
+    except Exception as error:
+        if (lost := server_lost(error)) is None:
+            raise
+        raise lost from error
     wanted = _format_settings(formats)
-    loaded = (session.conf.get("spark.sql.extensions", "") or "").split(",")
+    loaded = (extensions or "").split(",")
     lacking = [
         name for name in formats
         if FORMATS[name].extension not in map(str.strip, loaded)
@@ -257,16 +331,20 @@ def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) 
     ]  # fmt: skip
     if lacking:
         settings = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        builder = "Build it" if driver.has_jvm else f"Start the server at {driver.address}"
         raise SparkSetupError(
             f"the Spark session was built without {' and '.join(sorted({name.title() for name in lacking}))}",
-            remedy=f"Build it with {settings} and spark.jars.packages={coordinates_of(formats)}; several extensions or "
-            "packages are written with commas between them.",
+            remedy=f"{builder} with {settings} and spark.jars.packages={coordinates_of(formats)}; several "
+            "extensions or packages are written with commas between them.",
         )
-    if not session.version.startswith(SPARK_VERSION + "."):
+    if not version.startswith(SPARK_VERSION + "."):
         raise SparkSetupError(
-            f"the Spark session runs Spark {session.version}, Lakefeed needs {SPARK_VERSION}",
+            f"the Spark session runs Spark {version}, Lakefeed needs {SPARK_VERSION}",
             remedy=f'Install "pyspark~={SPARK_VERSION}.0" and build the session again.',
         )
+    if not driver.has_jvm:
+        check_workers(session)
+        return session
     # Local workers take the system's python3 by default; then this environment's packages are not there.
     context = session.sparkContext
     worker = str(context.pythonExec)
@@ -299,7 +377,20 @@ class Sessions:
         with self._lock:
             if self._parent is None:
                 self._parent = self._spark()
-            session = self._parent.newSession()
+            try:
+                session = Driver(self._parent).child()
+            except Exception as error:
+                lost = server_lost(error)
+                if lost is None:
+                    raise
+                if not session_lost(error):
+                    raise lost from error
+                # A server of Spark Connect that was started again, or has let go of an idle session, has none of it.
+                last, self._parent = self._parent, None
+                self._parent = self._spark()
+                if self._parent is last:
+                    raise lost from error
+                session = Driver(self._parent).child()
         for name, value in {**_SAME_EVERYWHERE, **self._settings}.items():
             session.conf.set(name, value)
         return session
