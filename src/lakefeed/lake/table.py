@@ -425,4 +425,5 @@ class SparkTable:
         raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> LakefeedError:
-        return explained(error, self.route.table, self.route.source, self._store.layout.properties)
+        properties = self._store.layout.properties
+        return explained(error, self.route.table, self.route.source, properties, str(self.location))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Thrown:
     kinds: frozenset[str]
     condition: str = ""
     raised: str = ""
+    message: str = ""
 
 
 def thrown(error: BaseException) -> tuple[Thrown, ...]:
@@ -81,7 +83,7 @@ def thrown(error: BaseException) -> tuple[Thrown, ...]:
             with suppress(Py4JError):  # an exception that is not Spark's has none
                 condition = str(java.getCondition() or "")
                 raised = str(java.getMessageParameters().get("errorMessage")) if condition == _RAISED else ""
-            found.append(Thrown(frozenset(kinds), condition, raised))
+            found.append(Thrown(frozenset(kinds), condition, raised, str(java.getMessage() or "")))
             java = java.getCause()
     return tuple(found)
 
@@ -96,11 +98,13 @@ def explained(
     table: TableId,
     source: TableId | None = None,
     properties: Sequence[tuple[str, str]] = (),
+    location: str = "",
 ) -> LakefeedError:
     """Our error for one that a commit raised. The caller has found that the commit did not happen.
 
     ``source`` is the source table, where its name may be another than the lake table's. ``properties`` are those that
-    the table's rule gives it: the format may refuse one of them.
+    the table's rule gives it: the format may refuse one of them. ``location`` is where the table is: the remedy names
+    the file of it that the error is about.
     """
     if isinstance(error, LakefeedError):
         return error
@@ -135,6 +139,13 @@ def explained(
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
             table=str(table),
         )
+    if location and not is_conflict(error) and (file := _file_of(location, found, str(error))) is not None:
+        return CommitFailedError(
+            f"table {table}: {first_line(error)}",
+            remedy=f"{CommitFailedError.default_remedy} If the file {file} of the lake table is missing or damaged, "
+            "bring it back from a backup, and the table goes on by itself; or copy the table again: "
+            f"lakefeed rebuild FILE {table} --from-source.",
+        )
     if properties and any(one.kinds & _REFUSALS for one in found) and not any(one.kinds & _VALUES for one in found):
         listed = ", ".join(f"{name}: {value}" for name, value in properties)
         return TableStoppedError(
@@ -165,6 +176,12 @@ def explained(
             table=str(table),
         )
     return CommitFailedError(f"table {table}: {first_line(error)}")
+
+
+def _file_of(location: str, found: Sequence[Thrown], text: str) -> str | None:
+    """The first file of the table at ``location`` that an error names, as a path below it."""
+    below = re.compile(re.escape(location.rstrip("/")) + r"/([^\s'\"`,;:)\]]*\.[a-z]+)")
+    return next((hit[1] for one in (*(one.message for one in found), text) if (hit := below.search(one))), None)
 
 
 def _is_of_dead_jvm(error: BaseException) -> bool:
