@@ -260,7 +260,7 @@ def damaged(how: str) -> Act:
     return fault
 
 
-_REBUILD, _MOVE = re.compile(r"lakefeed rebuild FILE (\S+?) --from-source"), re.compile(r"mv \S+ \S+(?=;)")
+_REBUILD, _MOVE = re.compile(r"lakefeed rebuild FILE (\S+?) --from-source"), re.compile(r"mv \S+ \S+\.damaged")
 
 
 def lake_damaged(how: str) -> Act:
@@ -290,6 +290,9 @@ def lake_damaged(how: str) -> Act:
         else:
             text = world.verify()
             assert table in text, f"{file.name} {how}: nobody names it; {world.wait_equal(5)}; verify: {text}"
+            if "rows differ from the source" in text:  # then it is `lakefeed repair FILE TABLE`
+                world.repair(table)
+                return True
         rebuild, move = _REBUILD.search(text), _MOVE.search(text)
         assert rebuild or move, f"{file.name} {how}: no remedy that could be run: {text}"
         world.stop()

@@ -31,10 +31,12 @@ from lakefeed.app.build import build_pipeline, build_verification
 from lakefeed.app.config import load_config
 from lakefeed.change.table import TableId
 from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.table_state import TableStates
 from lakefeed.testing.server.base import is_root
 from lakefeed.testing.server.mysql import MysqlServer
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.spark_cluster import SparkCluster
+from lakefeed.verify.repair import repair_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -236,6 +238,14 @@ class World(ABC):
         return "\n".join(
             f"{one.table}: {' '.join(one.differences)}" for _, one in found.tables if not (one.equal and one.compared)
         )
+
+    def repair(self, table: str) -> None:
+        """`lakefeed repair FILE TABLE`, beside the running pipeline."""
+        config = load_config(self.config())
+        work = build_verification(config, "lakefeed sync", spark=self._spark)
+        record = TableStates(config.state()).all()[TableId.parse(table)]
+        done = repair_table(work.live_table(record), lambda _side, _rows: None, lambda _line: None)
+        assert done.is_equal, done
 
     def forget(self) -> None:
         """What this process's JVM remembers of lake tables, as if it were a new one."""

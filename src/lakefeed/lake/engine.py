@@ -20,7 +20,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError, TableStoppedError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
 from lakefeed.lake.route import Route
-from lakefeed.lake.spark.error import first_line
+from lakefeed.lake.spark.error import copy_elsewhere, first_line
 
 CONCERNS_ALL = (SparkSetupError, LeaseError)
 """Errors that are no table's own: the whole sync fails with them."""
@@ -258,8 +258,7 @@ class Engine:
             own = LakeError(
                 f"table {table}: the lake table at {at} cannot be brought up to date: {own.message}",
                 remedy="If a file of it is missing or damaged, bring that back from a backup, and the table goes on by "
-                f"itself. Or move the lake table away and start the pipeline again: mv {at} {at}.damaged; {table} is "
-                "then copied again.",
+                f"itself; or {copy_elsewhere(table, at)}",
             )
         result = TableResult(
             applied=self.complete(table, entry.generation) or 0,

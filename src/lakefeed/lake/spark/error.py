@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lakefeed.change.table import TableId
@@ -33,6 +35,8 @@ _VALUES = frozenset(
 """What Spark raises where an expression cannot take a value. Only the expressions of a rule do such things."""
 _REFUSALS = frozenset({_ANALYSIS, "java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"})
 """What the formats raise where they do not take a property, or where one forbids what is to be done."""
+_METADATA = ("_delta_log/", "metadata/")
+"""Where the formats keep what says which files a table has."""
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
@@ -140,11 +144,12 @@ def explained(
             table=str(table),
         )
     if location and not is_conflict(error) and (file := _file_of(location, found, str(error))) is not None:
+        again = f"copy the table again: lakefeed rebuild FILE {table} --from-source."
         return CommitFailedError(
             f"table {table}: {first_line(error)}",
             remedy=f"{CommitFailedError.default_remedy} If the file {file} of the lake table is missing or damaged, "
-            "bring it back from a backup, and the table goes on by itself; or copy the table again: "
-            f"lakefeed rebuild FILE {table} --from-source.",
+            "bring it back from a backup, and the table goes on by itself; or "
+            + (copy_elsewhere(table, location) if file.startswith(_METADATA) else again),
         )
     if properties and any(one.kinds & _REFUSALS for one in found) and not any(one.kinds & _VALUES for one in found):
         listed = ", ".join(f"{name}: {value}" for name, value in properties)
@@ -176,6 +181,14 @@ def explained(
             table=str(table),
         )
     return CommitFailedError(f"table {table}: {first_line(error)}")
+
+
+def copy_elsewhere(table: TableId, location: str) -> str:
+    """What makes a table whole whose own record of its files is damaged: no copy can replace what cannot be read."""
+    how = f"mv {shlex.quote(location)} {shlex.quote(location + '.damaged')}"
+    if not Path(location).is_dir():
+        how = f"drop it in its catalog, or remove what is below {location}"
+    return f"move the lake table away and start the pipeline again, which copies {table} again: {how}"
 
 
 def _file_of(location: str, found: Sequence[Thrown], text: str) -> str | None:
