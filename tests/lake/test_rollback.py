@@ -150,8 +150,7 @@ def test_a_moved_iceberg_lake_is_refused_with_a_remedy_that_works(spark: SparkSe
     assert ids(read_iceberg(one(moved, life.schema).location)) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("how", ["missing", "torn"])
-@pytest.mark.parametrize("kind", [Delta, Iceberg])
+@pytest.mark.parametrize(("kind", "how"), [(Delta, "missing"), (Iceberg, "torn")])
 def test_a_file_of_rows_that_is_gone_or_torn_is_named_and_the_table_goes_on_once_it_is_back(
     spark: SparkSession, tmp_path: Path, kind: type[Delta | Iceberg], how: str
 ) -> None:
@@ -169,3 +168,24 @@ def test_a_file_of_rows_that_is_gone_or_torn_is_named_and_the_table_goes_on_once
         file.write_bytes(content)
     assert life.error() is None, "as the remedy says"
     assert ids(read_delta(life.location) if kind is Delta else read_iceberg(life.location)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"), [(Delta, "_delta_log/*.json"), (Iceberg, "metadata/v*.json")], ids=["delta", "iceberg"]
+)
+def test_a_table_whose_record_of_its_files_is_torn_has_a_remedy_and_goes_on_once_it_is_back(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta | Iceberg], files: str
+) -> None:
+    life = Life(kind(spark, tmp_path / "lake").bind("shop"), tmp_path)
+    whole = {file: file.read_bytes() for file in Path(life.location).glob(files)}
+    for file, content in whole.items():
+        file.write_bytes(content[:50])
+    life.engine = life.started(kind(spark, tmp_path / "lake").bind("shop"))  # a new process
+    life.write(4)
+    said = life.error()
+    assert said is not None
+    assert "<unknown>" not in said.error, "one sentence, and no stack of the library's"
+    assert f"mv {life.location} {life.location}.damaged" in said.remedy
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert life.error() is None, "as the remedy says"
