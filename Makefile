@@ -139,9 +139,9 @@ ifneq ($(wildcard tests/faults),)
 SOURCES_OF_FAULTS ?= postgres,sqlite,mysql
 FORMATS ?= delta,iceberg
 INPUTS ?= 1000000
-faults: setup ## Faults drawn by a seed, counted, the lake compared after each (SECONDS=3600 or HOURS=2 SEED=… FORMATS=delta)
+faults: setup ## Faults drawn by a seed, counted, the lake compared after them (SECONDS=3600 or HOURS=2 SEED=… FORMATS=delta CLUSTER=yes)
 	@$(BIN)/python -m tests.faults --seconds $(if $(HOURS),$(shell echo $$(($(HOURS) * 3600))),$(or $(SECONDS),300)) \
-	  $(if $(SEED),--seed $(SEED)) --sources $(SOURCES_OF_FAULTS) --formats $(FORMATS)
+	  $(if $(SEED),--seed $(SEED)) --sources $(SOURCES_OF_FAULTS) --formats $(FORMATS) $(if $(CLUSTER),--cluster)
 
 soak: setup ## Follow a busy database, and sample memory, handles, files and lag (SECONDS=3600 SOURCE=postgres FORMAT=delta)
 	@$(BIN)/python -m tests.faults.soak --seconds $(or $(SECONDS),3600) --source $(or $(SOURCE),postgres) --format $(or $(FORMAT),delta)

@@ -47,6 +47,7 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
         "current",
         "start",
         "endurance",
+        "repair",
     ],
 )
 def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: SparkSession, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from tests import jvm
 from tests.faults.fault import KINDS, Kind
@@ -24,12 +25,20 @@ from tests.faults.world import WORLDS, World
 
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.errors import LakefeedError
+from lakefeed.flow import retry, run_loop
+from lakefeed.testing.server.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SILENCE_SECONDS = 2.0
 """Instead of 30: how long a server may be silent. So a connection that is half-open is noticed within the fault."""
+PAUSE_SECONDS = (0.05, 0.5)
+"""Instead of 0.5 and 30, or 1 and 60: the first and the longest pause before what failed is tried again."""
+MOST_JOINED = 16
+"""How many faults there may be between two comparisons."""
+MOST_FINDINGS = 5
+"""Of one source and format; then the next ones have their turn."""
 
 
 @dataclass
@@ -58,8 +67,10 @@ def run(
     world: World, kinds: Sequence[Kind], seed: int, result: Result, *, seconds: float = 1e9, most: int = 10**9
 ) -> None:
     """Faults until ``seconds`` are over or ``most`` were done. A finding ends it: the world is as it was found."""
-    chance, until = random.Random(seed), time.monotonic() + seconds
+    draws, chance = random.Random(seed), random.Random(seed)  # what is drawn does not depend on how long anything took
+    until = time.monotonic() + seconds
     mine = [kind for kind in kinds if kind.applies(world)]
+    joining = [kind for kind in mine if kind.joins]
     where = f"{world.source} → {world.format}, seed {seed}"
     world.start()
     if (difference := world.wait_equal()) is not None:
@@ -67,51 +78,82 @@ def run(
         return
     done = 0
     while time.monotonic() < until and done < most:
-        kind = chance.choices(mine, [one.weight for one in mine])[0]
-        done += 1
-        world.write(chance, chance.randrange(1, 10))
-        try:
-            counts = kind.act(world, chance)
+        volley = [draws.choices(mine, [one.weight for one in mine])[0]]
+        if volley[0].joins:
+            more = min(most - done - 1, draws.randrange(MOST_JOINED))
+            volley += draws.choices(joining, [one.weight for one in joining], k=more)
+        survived, difference = Counter[tuple[str, str, str]](), None
+        for index, kind in enumerate(volley):
+            done += 1
+            try:
+                world.write(chance, chance.randrange(1, 10))
+                survived[kind.name, world.source, world.format] += kind.act(world, chance)
+                difference = _going(world, stops=any(one.stops for one in volley[: index + 1]))
+            except Exception as error:  # noqa: BLE001  # a finding, with where it came from
+                traceback.print_exc()
+                difference = f"{type(error).__name__}: {error}"
+            if difference is not None:
+                break
+        names = " + ".join(one.name for one in volley)
+        if difference is None:
             world.write(chance, chance.randrange(1, 10))
-            difference = _settled(world, kind)
-        except Exception as error:  # noqa: BLE001  # a finding, with where it came from
-            traceback.print_exc()
-            difference, counts = f"{type(error).__name__}: {error}", False
+            difference = _settled(world, stops=any(kind.stops for kind in volley))
         if difference is not None:
-            result.findings.append(f"{where}, fault {done}, {kind.name}: {difference}")
+            result.findings.append(f"{where}, fault {done}, {names}: {difference}")
             return
-        result.survived[kind.name, world.source, world.format] += counts
+        result.survived += survived
 
 
-def _settled(world: World, kind: Kind) -> str | None:
-    """None once lake and source are equal. A pipeline that has ended where it may is started again."""
+def _going(world: World, *, stops: bool) -> str | None:
+    """A pipeline that has ended by a fault that may end it (``stops``), with an error of ours, is started again."""
+    if world.is_running:
+        return None
+    if not stops or any(not isinstance(error, LakefeedError) for error in world.errors):
+        return f"the pipeline has ended: {world.errors}"
+    world.stop()
+    world.start()
+    return None
+
+
+def _settled(world: World, *, stops: bool) -> str | None:
+    """None once lake and source are equal."""
     for _ in range(4):
         difference = world.wait_equal()
         if difference is None or world.is_running:
             return difference
-        unexpected = [error for error in world.errors if not isinstance(error, LakefeedError)]
-        if not kind.stops or unexpected:
-            return difference
-        world.stop()
-        world.start()
+        if (ended := _going(world, stops=stops)) is not None:
+            return f"{ended}; {difference}"
     return difference
 
 
 @contextlib.contextmanager
-def quick_silence():  # type: ignore[no-untyped-def]
+def short_pauses() -> Iterator[None]:
+    """Nobody waits long: a fault a second would otherwise be a pipeline that pauses."""
     known = dict(BackgroundReader.__init__.__kwdefaults__ or {})
+    first, longest = PAUSE_SECONDS
     BackgroundReader.__init__.__kwdefaults__ = {**known, "silence_seconds": SILENCE_SECONDS}
     try:
-        yield
+        with (
+            mock.patch.multiple(run_loop, _FIRST_PAUSE_SECONDS=first, _LONGEST_PAUSE_SECONDS=longest),
+            mock.patch.multiple(retry, FIRST_PAUSE_SECONDS=first, LONGEST_PAUSE_SECONDS=longest),
+        ):
+            yield
     finally:
         BackgroundReader.__init__.__kwdefaults__ = known
 
 
-def session() -> SparkSession:
+def session(cluster: SparkCluster | None = None) -> SparkSession:
     from lakefeed.lake.spark.session import spark_session
 
     settings = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"}
-    return spark_session("lakefeed-faults", settings=settings, formats=("delta", "iceberg"))
+    if cluster is not None:
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m", "spark.cores.max": "2"}
+    return spark_session(
+        "lakefeed-faults",
+        settings=settings,
+        formats=("delta", "iceberg"),
+        master=cluster.master if cluster is not None else None,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -120,27 +162,34 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--sources", default="postgres,sqlite,mysql")
     parser.add_argument("--formats", default="delta,iceberg")
-    parser.add_argument("--kinds", default="", help="only those whose name contains this")
+    parser.add_argument("--kinds", default="", help="only those whose name contains one of these, separated by commas")
+    parser.add_argument("--cluster", action="store_true", help="Spark with a master and two workers, which are killed")
     given = parser.parse_args(arguments)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
     worlds = [(source, lake) for source in given.sources.split(",") for lake in given.formats.split(",")]
-    kinds = [kind for kind in KINDS if given.kinds in kind.name]
+    kinds = [kind for kind in KINDS if any(part in kind.name for part in given.kinds.split(","))]
     print(f"seed {seed}; again: make faults SEED={seed} SECONDS={given.seconds:.0f}", flush=True)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", jvm.options())
-    result, spark, began = Result(), session(), time.monotonic()
-    with quick_silence():
+    cluster = SparkCluster.start(workers=2) if given.cluster else None
+    result, spark, began = Result(), session(cluster), time.monotonic()
+    with short_pauses(), contextlib.ExitStack() as stack:
+        if cluster is not None:
+            stack.callback(cluster.close)
+        stack.callback(spark.stop)
         for number, (source, lake) in enumerate(worlds):
-            left = given.seconds - (time.monotonic() - began)
-            directory = Path(tempfile.mkdtemp(prefix="lakefeed-faults-"))
-            world = WORLDS[source](directory, lake, spark)
-            try:
-                run(world, kinds, seed + number, result, seconds=left / (len(worlds) - number))
-            finally:
-                world.close()
-            print(f"{source} → {lake}: {result.survived.total()} survived so far", flush=True)
+            over = time.monotonic() + (given.seconds - (time.monotonic() - began)) / (len(worlds) - number)
+            for attempt in range(MOST_FINDINGS):  # a finding ends a world: the rest of the time has another one
+                world = WORLDS[source](Path(tempfile.mkdtemp(prefix="lakefeed-faults-")), lake, spark)
+                world.cluster = cluster
+                try:
+                    run(world, kinds, seed + number + 1000 * attempt, result, seconds=over - time.monotonic())
+                finally:
+                    world.close()
+                print(f"{source} → {lake}: {result.survived.total()} survived so far", flush=True)
+                if time.monotonic() > over:
+                    break
     result.seconds = time.monotonic() - began
     print(result)
-    spark.stop()
     return bool(result.findings)
 
 

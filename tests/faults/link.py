@@ -13,11 +13,15 @@ _SLOW_BYTES, _SLOW_SECONDS = 512, 0.01
 
 
 class Link:
-    """``mode``: ``pass``; ``freeze`` reads nothing; ``hole`` reads and throws away; ``slow``: 50 kB/s each way."""
+    """``mode``: ``pass``; ``freeze`` reads nothing; ``hole`` reads and throws away; ``slow``: 50 kB/s each way.
+
+    ``met``: how many connections or blocks faults have met. One that nothing met did nothing.
+    """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self._mode, self._loses_answer = "pass", False
+        self.met = 0
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -31,6 +35,7 @@ class Link:
         """Every connection ends now; new ones are let through."""
         with self._lock:
             ended, self._open = self._open, set()
+            self.met += len(ended)
         for one in ended:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -77,18 +82,23 @@ class Link:
     def _pump(self, source: socket.socket, target: socket.socket, is_question: bool) -> None:
         with suppress(OSError):
             while True:
+                if self._mode == "freeze":
+                    self.met += 1
                 while self._mode == "freeze":
                     time.sleep(0.01)
                 block = source.recv(_SLOW_BYTES if self._mode == "slow" else _BLOCK_BYTES)
                 if not block:
                     break
                 if self._mode == "hole":
+                    self.met += 1
                     continue
                 if self._mode == "slow":
+                    self.met += 1
                     time.sleep(_SLOW_SECONDS)
                 target.sendall(block)
                 if is_question and self._loses_answer:
                     self._loses_answer = False
+                    self.met += 1
                     time.sleep(0.005)  # so that the server has it
                     break
         for one in (source, target):

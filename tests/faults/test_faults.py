@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.faults.fault import KINDS
-from tests.faults.harness import Result, quick_silence, run
+from tests.faults.harness import Result, run, short_pauses
 from tests.faults.soak import Sample, growth
 from tests.faults.world import WORLDS
 
@@ -26,7 +26,7 @@ def survive(source: str, lake: str, names: list[str], seed: int, most: int, spar
     result, kinds = Result(), [kind for kind in KINDS if kind.name in names]
     world = WORLDS[source](path, lake, spark)
     try:
-        with quick_silence():
+        with short_pauses():
             run(world, kinds, seed, result, most=most)
     finally:
         world.close()

@@ -18,29 +18,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow.compute as pc
 import pymysql
 import yaml
+from deltalake import DeltaTable
+from pyiceberg.table import StaticTable
 from tests.faults.link import Link
 from tests.storm.lake import read
 
 from lakefeed import Append, Delta, Iceberg, JournalOptions, Mysql, Pipeline, PipelineOptions, Postgres, Rule, Sqlite
+from lakefeed.app.build import build_pipeline, build_verification
+from lakefeed.app.config import load_config
+from lakefeed.change.table import TableId
+from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.table_state import TableStates
 from lakefeed.testing.server.base import is_root
 from lakefeed.testing.server.mysql import MysqlServer
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
+from lakefeed.testing.server.spark_cluster import SparkCluster
+from lakefeed.verify.repair import repair_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "faults"
 OPTIONS = PipelineOptions(
-    interval_seconds=0.05, enrol_seconds=1.0, maintenance_seconds=0, journal=JournalOptions(keep_change_sets=20)
+    interval_seconds=0.05, enrol_seconds=1.0, maintenance_seconds=40, journal=JournalOptions(keep_change_sets=20)
 )
-EQUAL_SECONDS = 120.0
+EQUAL_SECONDS = 240.0
 _TABLES = (
     "CREATE TABLE account (id int PRIMARY KEY, owner varchar(40), balance int)",
     "CREATE TABLE log (id bigint PRIMARY KEY, what varchar(40))",
 )
 _JOURNAL_BYTES = 96 << 20
+
+
+class _Listener(Listener):
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def retrying(self, error: Exception, seconds: float) -> None:
+        self._world.troubles += 1
+
+    def table_error(self, table: TableId, message: str, remedy: str) -> None:
+        self._world.told[str(table)] = (message, remedy)
 
 
 class World(ABC):
@@ -49,6 +70,7 @@ class World(ABC):
     source: str
     link: Link | None = None
     server: PostgresServer | MysqlServer | None = None
+    cluster: SparkCluster | None = None
 
     def __init__(self, directory: Path, lake_format: str, spark: SparkSession | None) -> None:
         self.directory, self.format, self._spark = directory, lake_format, spark
@@ -59,6 +81,11 @@ class World(ABC):
         self.is_mounted = is_root() and subprocess.run(mounted, capture_output=True, check=False).returncode == 0
         self.number = 0
         self.errors: list[BaseException] = []
+        self.troubles = 0
+        """How often the pipeline has failed and begun again."""
+        self.told: dict[str, tuple[str, str]] = {}
+        """Lake tables that wait, with message and remedy, since the last start."""
+        self._writer: Any = None
         self._pipeline: Pipeline | None = None
         self._thread: threading.Thread | None = None
         self.begin()
@@ -99,15 +126,19 @@ class World(ABC):
         until = time.monotonic() + 60
         while True:
             try:
-                with contextlib.closing(self.connect()) as connection:
-                    cursor = connection.cursor()
-                    for statement in statements:
-                        cursor.execute(statement)
-                    connection.commit()
+                self._writer = self._writer or self.connect()
+                cursor = self._writer.cursor()
+                for statement in statements:
+                    cursor.execute(statement)
+                self._writer.commit()
                 return
             except (psycopg.IntegrityError, pymysql.err.IntegrityError, sqlite3.IntegrityError):
+                self._writer.rollback()
                 return  # it is there already: the answer to the first attempt was lost
             except (psycopg.OperationalError, pymysql.err.OperationalError, pymysql.err.InterfaceError) as error:
+                broken, self._writer = self._writer, None
+                with contextlib.suppress(Exception):
+                    broken.close()
                 if time.monotonic() > until:
                     raise AssertionError(f"the application cannot write: {error}") from error
                 time.sleep(0.05)
@@ -148,8 +179,11 @@ class World(ABC):
         assert self._spark is not None
         kind = {"delta": Delta, "iceberg": Iceberg}[self.format]
         lake = kind(self._spark, self.lake, rules=[Rule("*.log", mode=Append())])
-        pipeline = Pipeline(self.capture(), lake, name=NAME, options=OPTIONS, journal=self.journal)
+        pipeline = Pipeline(
+            self.capture(), lake, name=NAME, options=OPTIONS, journal=self.journal, listener=_Listener(self)
+        )
         self.errors.clear()
+        self.told.clear()
 
         def follow() -> None:
             try:
@@ -172,17 +206,57 @@ class World(ABC):
             assert not self._thread.is_alive(), "the pipeline did not stop within a minute"
         self._pipeline = self._thread = None
 
-    def config(self) -> Path:
-        """The same pipeline for a process of its own."""
+    def config(self, **more: Any) -> Path:
+        """The same pipeline for a process of its own, with further sections of the configuration."""
         file = self.directory / "faults.yaml"
         lake = {"path": str(self.lake), "format": self.format, "tables": [{"match": "*.log", "mode": "append"}]}
         written = {
             "pipeline": NAME, "source": self.settings(), "lake": lake,
             "sync": {"interval_seconds": 0.1, "warm_up": False},
-            "journal": {"path": str(self.journal), "keep_change_sets": 20},
+            "journal": {"path": str(self.journal), "keep_change_sets": 20}, **more,
         }  # fmt: skip
         file.write_text(yaml.safe_dump(written))
         return file
+
+    def lake_files(self, table: str) -> list[Path]:
+        """The files of rows that the newest version of a lake table has, and the newest of those that name them."""
+        place = self.lake / self.schema / table
+        if self.format == "delta":
+            newest = max((place / "_delta_log").glob("*.json"))
+            return [*(Path(uri.removeprefix("file://")) for uri in DeltaTable(str(place)).file_uris()), newest]
+        newest = max((place / "metadata").glob("v*.metadata.json"), key=lambda file: int(file.name[1:].split(".")[0]))
+        found = StaticTable.from_metadata(str(newest))
+        named = {task.file.file_path for task in found.scan().plan_files()}
+        snapshot = found.current_snapshot()
+        assert snapshot is not None
+        return [*(Path(one.removeprefix("file:")) for one in sorted({*named, snapshot.manifest_list})), newest]
+
+    def verify(self) -> str:
+        """What `lakefeed verify` says, of every table that it does not call equal."""
+        work = build_verification(load_config(self.config()), "lakefeed sync", spark=self._spark)
+        found = work.run(lambda _table: lambda _side, _rows: None, live=True, tables=())
+        return "\n".join(
+            f"{one.table}: {' '.join(one.differences)}" for _, one in found.tables if not (one.equal and one.compared)
+        )
+
+    def repair(self, table: str) -> None:
+        """`lakefeed repair FILE TABLE`, beside the running pipeline."""
+        config = load_config(self.config())
+        work = build_verification(config, "lakefeed sync", spark=self._spark)
+        record = TableStates(config.state()).all()[TableId.parse(table)]
+        done = repair_table(work.live_table(record), lambda _side, _rows: None, lambda _line: None)
+        assert done.is_equal, done
+
+    def forget(self) -> None:
+        """What this process's JVM remembers of lake tables, as if it were a new one."""
+        assert self._spark is not None
+        jvm: Any = self._spark._jvm
+        jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+    def rebuild(self, table: str) -> None:
+        """`lakefeed rebuild FILE TABLE --from-source`."""
+        with build_pipeline(load_config(self.config()), spark=self._spark) as pipeline:
+            pipeline.rebuild(table, from_source=True)
 
     def difference(self) -> str | None:
         """What is not equal now; None if everything is, and nothing is there twice."""
@@ -209,7 +283,7 @@ class World(ABC):
         """Whether the lake has the row ``number`` of ``log``."""
         with contextlib.suppress(OSError):
             found = read(self.format, self.lake / self.schema / "log", ["id"])
-            return found is not None and number in found["id"].to_pylist()
+            return found is not None and pc.index(found["id"], number).as_py() >= 0
         return False
 
     def wait_equal(self, seconds: float = EQUAL_SECONDS) -> str | None:
@@ -228,6 +302,9 @@ class World(ABC):
     def close(self) -> None:
         with contextlib.suppress(AssertionError):
             self.stop()
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
         if self.link is not None:
             self.link.close()
         if self.server is not None:

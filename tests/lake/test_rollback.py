@@ -148,3 +148,44 @@ def test_a_moved_iceberg_lake_is_refused_with_a_remedy_that_works(spark: SparkSe
     subprocess.run(command[0], shell=True, check=True)
     assert life.error() is None
     assert ids(read_iceberg(one(moved, life.schema).location)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("kind", "how"), [(Delta, "missing"), (Iceberg, "torn")])
+def test_a_file_of_rows_that_is_gone_or_torn_is_named_and_the_table_goes_on_once_it_is_back(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta | Iceberg], how: str
+) -> None:
+    life = Life(kind(spark, tmp_path / "lake").bind("shop"), tmp_path)
+    files = [file for file in Path(life.location).rglob("*.parquet") if "metadata" not in file.parts]
+    whole = {file: file.read_bytes() for file in files}
+    for file in files:
+        file.unlink() if how == "missing" else file.write_bytes(whole[file][:20])
+    life.log.add(batch(life.schema, [("delete", {"id": number}) for number in range(4)]))
+    said = life.error()
+    assert said is not None
+    assert any(f"{file.name} of the lake table is missing or damaged" in said.remedy for file in files), said
+    assert "lakefeed rebuild FILE main.t --from-source" in said.remedy
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert life.error() is None, "as the remedy says"
+    assert ids(read_delta(life.location) if kind is Delta else read_iceberg(life.location)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"), [(Delta, "_delta_log/*.json"), (Iceberg, "metadata/v*.json")], ids=["delta", "iceberg"]
+)
+def test_a_table_whose_record_of_its_files_is_torn_has_a_remedy_and_goes_on_once_it_is_back(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta | Iceberg], files: str
+) -> None:
+    life = Life(kind(spark, tmp_path / "lake").bind("shop"), tmp_path)
+    whole = {file: file.read_bytes() for file in Path(life.location).glob(files)}
+    for file, content in whole.items():
+        file.write_bytes(content[:50])
+    life.engine = life.started(kind(spark, tmp_path / "lake").bind("shop"))  # a new process
+    life.write(4)
+    said = life.error()
+    assert said is not None
+    assert "<unknown>" not in said.error, "one sentence, and no stack of the library's"
+    assert f"mv {life.location} {life.location}.damaged" in said.remedy
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert life.error() is None, "as the remedy says"

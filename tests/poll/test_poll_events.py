@@ -9,6 +9,7 @@ import pytest
 from tests.poll.world import TABLE, Clock, clocked, made
 
 from lakefeed.capture.base import Level
+from lakefeed.capture.poll.poller import unchanged
 from lakefeed.capture.poll.source import SoftDelete, TableRule
 from lakefeed.capture.poll.table import instants
 from lakefeed.change.batch import OP, Operation
@@ -170,3 +171,13 @@ def test_every_way_to_write_a_time_is_read_to_the_microsecond(text: str, seconds
 def test_a_text_that_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text[:7]):
         instants(pa.array(["1970-01-01", text]))
+
+
+def test_rows_with_arrays_are_told_from_those_that_were_delivered_before() -> None:
+    def rows(*tags: list[object] | None) -> pa.RecordBatch:
+        columns = [pa.array(range(len(tags)), pa.int64()), pa.array(tags, pa.list_(pa.float64()))]
+        return pa.RecordBatch.from_arrays(columns, names=["id", "tags"])
+
+    before = rows([1.0, None], [float("nan")], None, [2.0], [])
+    now = rows([1.0, None], [float("nan")], None, [3.0], None)
+    assert unchanged(now, before, ["id"]).to_pylist() == [True, True, True, False, False]

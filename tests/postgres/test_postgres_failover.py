@@ -21,6 +21,7 @@ from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError, SourceChangedError, SourceUnavailableError
+from lakefeed.flow import run_loop
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.journal.journal import Journal
@@ -200,7 +201,12 @@ def test_a_promoted_standby_with_the_slot_goes_on_under_load_without_a_copy(pair
 
 
 @pytest.mark.slow
-def test_twenty_promotions_under_load_lose_nothing_and_repeat_nothing(pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.timeout(3000)
+def test_twenty_promotions_under_load_lose_nothing_and_repeat_nothing(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A promotion follows the last one within seconds, so pauses would double up to half a minute each time.
+    monkeypatch.setattr(run_loop, "_LONGEST_PAUSE_SECONDS", 2.0)
     lake = MemoryLake(str(tmp_path))
     promoted_under_load(pair, lake, promotions=20)
     print(f"20 promotions: {len(rows_of(pair))} rows, {sum(inserts(lake).values())} inserts journaled, 1 copy")

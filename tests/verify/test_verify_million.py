@@ -22,6 +22,8 @@ source: {{kind: postgres, dsn: "{dsn}"}}
 lake: {{path: ./lake, deletion_vectors: ["*"]}}
 sync: {{interval_seconds: 1}}
 """
+RATE = 2_000
+"""Changes a second."""
 
 
 @pytest.mark.slow
@@ -38,34 +40,40 @@ def test_a_hundred_faults_in_a_million_rows_are_found_and_repaired(tmp_path: Pat
     shop.sync()
     connection = psycopg.connect(dsn, autocommit=True)
     quiet = rows // 2  # faults are planted above: a change to a damaged row repairs it by itself
-    changed = 0
+    changed, due = 0, time.monotonic()
+    chance = random.Random(1)
 
-    def write(number: int) -> None:
-        nonlocal changed
-        keys = random.Random(number).sample(range(1, quiet), 100)
-        connection.execute("UPDATE items SET price = price + 1, at = clock_timestamp() WHERE id = ANY(%s)", (keys,))
-        changed += 100
+    def write(_number: int) -> None:
+        """A hundred changes, or, after a pause, as many as there should have been by now, a second's at most."""
+        nonlocal changed, due
+        due = max(due, time.monotonic() - 1.0)
+        while due <= time.monotonic():
+            keys = chance.sample(range(1, quiet), 100)
+            connection.execute("UPDATE items SET price = price + 1, at = clock_timestamp() WHERE id = ANY(%s)", (keys,))
+            changed += 100
+            due += 100 / RATE
 
     chosen = random.Random(7).sample(range(quiet, rows), 100)
     parts = [chosen[start : start + 20] for start in range(0, 100, 20)]
     place = tmp_path / "lake" / "public" / "items"
-    with shop.running(), writing(write, 0.05):
+    with shop.running(), writing(write, 0.02):
         began, before, took = time.monotonic(), changed, []
         for _ in range(runs):
             started = time.monotonic()
             found = shop.compared("public.items")
             took.append(time.monotonic() - started)
             assert found.equal, found.differences
+            print(f"run {len(took)}: no difference told, {took[-1]:.1f} s", flush=True)
         rate = (changed - before) / (time.monotonic() - began)
-    if rows:  # the pipeline has stopped: Delta refuses a damage that meets a merge
-        table = f"delta.`{place}`"
-        listed = [", ".join(map(str, part)) for part in parts]
-        spark.sql(f"DELETE FROM {table} WHERE id IN ({listed[0]})")
-        spark.sql(f"UPDATE {table} SET name = NULL WHERE id IN ({listed[1]})")
-        spark.sql(f"UPDATE {table} SET price = price + 0.01 WHERE id IN ({listed[2]})")
-        spark.sql(f"UPDATE {table} SET at = TIMESTAMP'2001-01-01 00:00:00' WHERE id IN ({listed[3]})")
-        spark.sql(f"INSERT INTO {table} SELECT id + 10000000, name, price, at FROM {table} WHERE id IN ({listed[4]})")
-    with shop.running(), writing(write, 0.05):
+    # The pipeline has stopped: Delta refuses a damage that meets a merge.
+    table = f"delta.`{place}`"
+    listed = [", ".join(map(str, part)) for part in parts]
+    spark.sql(f"DELETE FROM {table} WHERE id IN ({listed[0]})")
+    spark.sql(f"UPDATE {table} SET name = NULL WHERE id IN ({listed[1]})")
+    spark.sql(f"UPDATE {table} SET price = price + 0.01 WHERE id IN ({listed[2]})")
+    spark.sql(f"UPDATE {table} SET at = TIMESTAMP'2001-01-01 00:00:00' WHERE id IN ({listed[3]})")
+    spark.sql(f"INSERT INTO {table} SELECT id + 10000000, name, price, at FROM {table} WHERE id IN ({listed[4]})")
+    with shop.running(), writing(write, 0.02):
         expected = {(key,) for part in parts[:4] for key in part} | {(key + 10_000_000,) for key in parts[4]}
         started = time.monotonic()
         found = shop.compared("public.items")

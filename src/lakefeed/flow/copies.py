@@ -46,7 +46,7 @@ from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
 from lakefeed.lake.engine import CONCERNS_ALL
 from lakefeed.lake.route import Clash, settled
-from lakefeed.lake.spark.error import explained
+from lakefeed.lake.spark.error import explained, first_line
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class TableCopies:
         except CONCERNS_ALL:
             raise
         except Exception as error:  # noqa: BLE001  # one table must not keep the others from starting
-            log.warning("table %s cannot be read: %s", state.table, error)
+            log.warning("table %s cannot be read: %s", state.table, first_line(error))
             return False
 
     def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:

@@ -20,6 +20,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError, TableStoppedError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
 from lakefeed.lake.route import Route
+from lakefeed.lake.spark.error import copy_elsewhere, first_line
 
 CONCERNS_ALL = (SparkSetupError, LeaseError)
 """Errors that are no table's own: the whole sync fails with them."""
@@ -251,12 +252,19 @@ class Engine:
         table = entry.route.table
         self._known.setdefault(table, None)
         self._failed.add(table)
-        own = error if isinstance(error, LakefeedError) else None
+        own = error if isinstance(error, LakefeedError) else LakeError(f"{type(error).__name__}: {first_line(error)}")
+        if own.remedy == LakeError.default_remedy:  # nobody below knew what it was, or which table it was about
+            at = self._tables.table(entry.route).location
+            own = LakeError(
+                f"table {table}: the lake table at {at} cannot be brought up to date: {own.message}",
+                remedy="If a file of it is missing or damaged, bring that back from a backup, and the table goes on by "
+                f"itself; or {copy_elsewhere(table, at)}",
+            )
         result = TableResult(
             applied=self.complete(table, entry.generation) or 0,
             counts=sum((window.counts for window in done), Counts()),
-            error=own.message if own is not None else f"{type(error).__name__}: {error}",
-            remedy=own.remedy if own is not None else LakeError.default_remedy,
+            error=own.message,
+            remedy=own.remedy,
             rebuild=error.cause if isinstance(error, RebuildNeededError) else None,
             is_own=isinstance(error, TableStoppedError),
         )

@@ -433,4 +433,5 @@ class SparkTable:
     def _explained(self, error: BaseException) -> LakefeedError:
         if server_lost(error) is not None:
             self._session = None  # the next try makes one
-        return explained(error, self.route.table, self.route.source, self._store.layout.properties)
+        properties = self._store.layout.properties
+        return explained(error, self.route.table, self.route.source, properties, str(self.location))

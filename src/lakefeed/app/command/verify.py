@@ -106,6 +106,8 @@ def verify(
             show_text(f"{one.table}: {difference}")
         for choice in one.chosen:
             show_text(f"{one.table}: {choice}; not compared")
+        if one.compared and not one.equal and not repair:
+            show_text(f"Remedy: lakefeed repair {file} {one.table} reads the rows that differ again from the source.")
     for problem in found.problems:
         show_text(f"Error: {problem}")
     for table, why in found.not_followed.items():

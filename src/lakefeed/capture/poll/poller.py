@@ -264,6 +264,8 @@ def unchanged(rows: pa.RecordBatch, before: pa.RecordBatch | None, key: Sequence
     same: Any = pc.is_valid(index)
     for mine, theirs in zip(rows.columns, before.columns, strict=True):
         other: Any = theirs.take(index)
+        if pa.types.is_nested(mine.type):  # Arrow has no comparison of lists
+            mine, other = (pa.array(map(repr, values.to_pylist()), pa.string()) for values in (mine, other))
         # NULL equals NULL here, and NaN equals NaN: a row that never equals itself would be delivered for ever.
         is_float = pa.types.is_floating(mine.type)
         nothing = [pc.is_null(values, nan_is_null=is_float) for values in (mine, other)]

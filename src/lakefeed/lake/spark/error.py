@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lakefeed.change.table import TableId
@@ -33,6 +36,8 @@ _VALUES = frozenset(
 """What Spark raises where an expression cannot take a value. Only the expressions of a rule do such things."""
 _REFUSALS = frozenset({_ANALYSIS, "java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"})
 """What the formats raise where they do not take a property, or where one forbids what is to be done."""
+_METADATA = ("_delta_log/", "metadata/")
+"""Where the formats keep what says which files a table has."""
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 _CONNECT = "pyspark.errors.exceptions.connect"
 _NO_SESSION = ("INVALID_HANDLE.SESSION_", "INVALID_HANDLE.OPERATION_", "NO_ACTIVE_SESSION")
@@ -64,6 +69,7 @@ class Thrown:
     kinds: frozenset[str]
     condition: str = ""
     raised: str = ""
+    message: str = ""
 
 
 def thrown(error: BaseException) -> tuple[Thrown, ...]:
@@ -92,7 +98,7 @@ def thrown(error: BaseException) -> tuple[Thrown, ...]:
             with suppress(Py4JError):  # an exception that is not Spark's has none
                 condition = str(java.getCondition() or "")
                 raised = str(java.getMessageParameters().get("errorMessage")) if condition == _RAISED else ""
-            found.append(Thrown(frozenset(kinds), condition, raised))
+            found.append(Thrown(frozenset(kinds), condition, raised, str(java.getMessage() or "")))
             java = java.getCause()
     return tuple(found)
 
@@ -155,11 +161,13 @@ def explained(
     table: TableId,
     source: TableId | None = None,
     properties: Sequence[tuple[str, str]] = (),
+    location: str = "",
 ) -> LakefeedError:
     """Our error for one that a commit raised. The caller has found that the commit did not happen.
 
     ``source`` is the source table, where its name may be another than the lake table's. ``properties`` are those that
-    the table's rule gives it: the format may refuse one of them.
+    the table's rule gives it: the format may refuse one of them. ``location`` is where the table is: the remedy names
+    the file of it that the error is about.
     """
     if isinstance(error, LakefeedError):
         return error
@@ -196,6 +204,14 @@ def explained(
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
             table=str(table),
         )
+    if location and not is_conflict(error) and (file := _file_of(location, found, str(error))) is not None:
+        again = f"copy the table again: lakefeed rebuild FILE {table} --from-source."
+        return CommitFailedError(
+            f"table {table}: {first_line(error)}",
+            remedy=f"{CommitFailedError.default_remedy} If the file {file} of the lake table is missing or damaged, "
+            "bring it back from a backup, and the table goes on by itself; or "
+            + (copy_elsewhere(table, location) if file.startswith(_METADATA) else again),
+        )
     if properties and any(one.kinds & _REFUSALS for one in found) and not any(one.kinds & _VALUES for one in found):
         listed = ", ".join(f"{name}: {value}" for name, value in properties)
         return TableStoppedError(
@@ -226,6 +242,20 @@ def explained(
             table=str(table),
         )
     return CommitFailedError(f"table {table}: {first_line(error)}")
+
+
+def copy_elsewhere(table: TableId, location: str) -> str:
+    """What makes a table whole whose own record of its files is damaged: no copy can replace what cannot be read."""
+    how = f"mv {shlex.quote(location)} {shlex.quote(location + '.damaged')}"
+    if not Path(location).is_dir():
+        how = f"drop it in its catalog, or remove what is below {location}"
+    return f"move the lake table away and start the pipeline again, which copies {table} again: {how}"
+
+
+def _file_of(location: str, found: Sequence[Thrown], text: str) -> str | None:
+    """The first file of the table at ``location`` that an error names, as a path below it."""
+    below = re.compile(re.escape(location.rstrip("/")) + r"/([^\s'\"`,;:)\]]*\.[a-z]+)")
+    return next((hit[1] for one in (*(one.message for one in found), text) if (hit := below.search(one))), None)
 
 
 def _is_of_dead_jvm(error: BaseException) -> bool:
