@@ -227,7 +227,7 @@ def met(monkeypatch: pytest.MonkeyPatch, fmt: str, work: Callable[[], object]) -
     """Do ``work`` once, while a window has found its rows and has not committed. Returns the tries."""
     module: Any = delta_store if fmt == "delta" else iceberg_store
     tries: list[int] = []
-    real = module.positions
+    real = module.located_and_written
 
     def then(*arguments: Any) -> Any:
         found = real(*arguments)
@@ -236,7 +236,7 @@ def met(monkeypatch: pytest.MonkeyPatch, fmt: str, work: Callable[[], object]) -
             work()
         return found
 
-    monkeypatch.setattr(module, "positions", then)
+    monkeypatch.setattr(module, "located_and_written", then)
     return tries
 
 

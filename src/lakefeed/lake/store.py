@@ -19,7 +19,7 @@ from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
     from lakefeed.lake.mode.base import CurrentRows, Mode
 
@@ -126,11 +126,11 @@ class MarkRows:
     """Some rows of the table go, others come, and no file is written again: rows are marked as deleted.
 
     ``gone`` has FILE and ROW (``vector``) of those that go, as ``TableStore.located`` gave them; some of them may be
-    marked already. ``rows`` are what comes. ``old`` are the files that ``gone`` lies in. ``count`` is about how many
-    rows go.
+    marked already. Or it is what reports them when ``rows`` have been written. ``rows`` are what comes. ``old`` are the
+    files that ``gone`` lies in. ``count`` is about how many rows go.
     """
 
-    gone: DataFrame
+    gone: DataFrame | Observation
     rows: DataFrame
     old: Replaceable
     count: int

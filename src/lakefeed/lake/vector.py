@@ -10,17 +10,19 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from pyroaring import BitMap
 
 from lakefeed.errors import LakeError
+from lakefeed.lake.spark.job import both
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Observation
 
+T = TypeVar("T")
 FILE, ROW = "_lakefeed_file", "_lakefeed_row"
 """Where a row of the table lies: the file as Spark names it, and the row's number in it, from 0."""
 
@@ -49,6 +51,29 @@ def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
         rows = np.flatnonzero(np.unpackbits(np.frombuffer(part["bits"], np.uint8), bitorder="little"))
         found.setdefault(part[FILE], BitMap()).update(bitmap_of(rows + (part["bucket"] - 1) * _BUCKET_ROWS))
     return found
+
+
+def observed(gone: DataFrame) -> tuple[DataFrame, Observation]:
+    """``gone``, of which one job reads all rows, and what reports them when that job has ended."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F  # noqa: N812
+
+    found = Observation()
+    return gone.observe(found, F.collect_list(F.struct(FILE, ROW)).alias(ROW)), found
+
+
+def located_and_written(
+    gone: DataFrame | Observation, count: int, write: Callable[[], T]
+) -> tuple[dict[str, BitMap], T]:
+    """The rows that go, by file, and what ``write`` returns, which writes those that come."""
+    from pyspark.sql import Observation
+
+    if not isinstance(gone, Observation):
+        return both(lambda: positions(gone, count), write)
+    written, listed = write(), dict[str, list[int]]()
+    for file, row in gone.get[ROW]:
+        listed.setdefault(file, []).append(row)
+    return {file: bitmap_of(np.array(rows, np.int64)) for file, rows in listed.items()}, written
 
 
 def bitmap_of(rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BitMap:
