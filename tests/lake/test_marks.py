@@ -248,6 +248,30 @@ def test_b03_two_processes_with_one_pipeline_mark_a_row_once(world: World, monke
     assert tries, "the two have not met"
     assert world.commits == commits + 1
     assert world.content() == START | {12: "1", 40: "1"}
+    if world.fmt == "iceberg":  # what the slower one has written is gone
+        named = {Path(task.file.file_path).name for task in static_table(world.table.location).scan().plan_files()}
+        assert {path.name for path in Path(world.table.location, "data").glob("*.parquet")} == named
+
+
+def test_b03_a_commit_between_the_last_look_at_the_table_and_our_own_refuses_ours(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg's own commits would be done again on the other's snapshot, and mark the row twice."""
+    world = World(spark, tmp_path, "iceberg")
+    window, other = world.add(("update", world.row(12, "1")), ("insert", world.row(40, "1"))), world.other_process()
+    commits, tries, real = world.commits, list[str](), iceberg_store.hit
+
+    def then(name: str) -> None:
+        real(name)
+        tries.append(name)
+        if tries == ["lake.after_marks"]:
+            other.apply(window, 1)
+
+    monkeypatch.setattr(iceberg_store, "hit", then)
+    assert world.table.apply(window, 1).number == window.upto
+    assert len(tries) == 2  # ours, and the other's
+    assert world.commits == commits + 1
+    assert world.content() == START | {12: "1", 40: "1"}
 
 
 def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_from_before(

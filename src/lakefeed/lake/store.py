@@ -126,14 +126,15 @@ class MarkRows:
     """Some rows of the table go, others come, and no file is written again: rows are marked as deleted.
 
     ``gone`` has FILE and ROW (``vector``) of those that go, as ``TableStore.located`` gave them; some of them may be
-    marked already. Or it is what reports them when ``rows`` have been written. ``rows`` are what comes. ``old`` are the
-    files that ``gone`` lies in. ``count`` is about how many rows go.
+    marked already. ``rows`` are what comes. ``old`` are the files that ``gone`` lies in. ``count`` is about how many
+    rows go. ``report`` has those of ``gone`` as soon as ``rows`` have been written (``vector.observed``).
     """
 
-    gone: DataFrame | Observation
+    gone: DataFrame
     rows: DataFrame
     old: Replaceable
     count: int
+    report: Observation | None = None
 
 
 Step = AppendRows | ReplaceRows | RewriteRows | MergeRows | MarkRows

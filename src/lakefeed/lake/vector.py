@@ -8,6 +8,7 @@ and what names them, is the format's own.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from array import array
 from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ _BUCKET_ROWS = 32_768  # of Spark's own bitmaps
 _MOST_LISTED = 1_000_000
 """Rows, up to which their numbers are sent to the driver; of more, a bit for each row of the files that have them."""
 _LARGEST = 1 << 32
+_REPORT_SECONDS = 10.0
+"""That a report may take after its job; it takes milliseconds."""
 
 
 def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
@@ -58,20 +61,28 @@ def observed(gone: DataFrame) -> tuple[DataFrame, Observation]:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = Observation()
-    return gone.observe(found, F.collect_list(F.struct(FILE, ROW)).alias(ROW)), found
+    report = Observation()
+    return gone.observe(report, F.collect_list(F.struct(FILE, ROW)).alias(ROW)), report
 
 
 def located_and_written(
-    gone: DataFrame | Observation, count: int, write: Callable[[], T]
+    gone: DataFrame, count: int, report: Observation | None, write: Callable[[], T]
 ) -> tuple[dict[str, BitMap], T]:
-    """The rows that go, by file, and what ``write`` returns, which writes those that come."""
-    from pyspark.sql import Observation
+    """The rows that go, by file, and what ``write`` returns, which writes those that come.
 
-    if not isinstance(gone, Observation):
+    With a ``report``, the job that writes has found them. Spark tells it by an event, and drops events where it has too
+    many: if none comes, the rows are looked for.
+    """
+    if report is None:
         return both(lambda: positions(gone, count), write)
-    written, listed = write(), dict[str, list[int]]()
-    for file, row in gone.get[ROW]:
+    written, told = write(), list[list[tuple[str, int]]]()
+    waiting = threading.Thread(target=lambda: told.append(report.get[ROW]), daemon=True)
+    waiting.start()
+    waiting.join(_REPORT_SECONDS)
+    if not told:
+        return positions(gone, count), written
+    listed: dict[str, list[int]] = {}
+    for file, row in told[0]:
         listed.setdefault(file, []).append(row)
     return {file: bitmap_of(np.array(rows, np.int64)) for file, rows in listed.items()}, written
 

@@ -334,7 +334,9 @@ class DeltaStore:
             return done
         if isinstance(step, AppendRows | RewriteRows | MarkRows) and (by_files or by_marks):
             if isinstance(step, MarkRows):
-                found, written = located_and_written(step.gone, step.count, lambda: self._write(step.rows))  # 2, 3
+                found, written = located_and_written(
+                    step.gone, step.count, step.report, lambda: self._write(step.rows)
+                )  # 2, 3
             else:
                 found, written = {}, self._write(step.rows)  # 3
             with self._lock:

@@ -312,6 +312,11 @@ class Marking:
             coordinator.clearRewrite(self._table, group)
         return written
 
+    def discard(self, files: Iterable[Any]) -> None:
+        """Remove files that no commit will name: nobody else would."""
+        for file in files:
+            self._table.io().deleteFile(str(file.location()))
+
     def vectors(self) -> dict[str, DeletionVector]:
         """Those of the table's data files that have one. UnknownDeletesError where rows were deleted by other means."""
         found: dict[str, DeletionVector] = {}

@@ -367,8 +367,9 @@ class IcebergStore:
         vectors  5 one commit that names all of it, if the table is still what 3 has found.
         """
         marking, old = self._marking or self.java.marking(), step.old.version
-        found, files = located_and_written(step.gone, step.count, lambda: marking.write(step.rows))  # 1, 2
+        found, files = located_and_written(step.gone, step.count, step.report, lambda: marking.write(step.rows))  # 1, 2
         if (now := marking.snapshot(fresh=True)) != old:  # 3
+            marking.discard(files)
             raise ConcurrentModification(f"the table is at snapshot {now}, not at {old}")
         try:
             known = self._vectors[1] if self._vectors[0] == old else marking.vectors()

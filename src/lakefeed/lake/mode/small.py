@@ -76,15 +76,15 @@ def small_step(
         for column in window.target.key_columns
     )
     within = bounds.condition("t") if bounds is not None else None
-    gone, found = observed(
-        session.sql(
-            f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
-                FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED} t WHERE {within or "true"}) t
-                LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
-        )
+    gone = session.sql(
+        f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
+            FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED} t WHERE {within or "true"}) t
+            LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
     )
     # Of the rows that go none comes through, which Spark does not know: the number of a row is never negative.
-    none = gone.where(f"{ROW} < 0").selectExpr(
+    seen, report = observed(gone)
+    none = seen.where(f"{ROW} < 0").selectExpr(
         *(quoted(name) if name in key else f"NULL AS {quoted(name)}" for name in names)
     )
-    return MarkRows(gone=found, rows=rows.union(none).coalesce(1), old=old, count=window.counts.total)
+    rows = rows.union(none).coalesce(1)
+    return MarkRows(gone=gone, rows=rows, old=old, count=window.counts.total, report=report)
