@@ -259,7 +259,8 @@ def test_b03_a_commit_between_the_last_look_at_the_table_and_our_own_refuses_our
     """Iceberg's own commits would be done again on the other's snapshot, and mark the row twice."""
     world = World(spark, tmp_path, "iceberg")
     window, other = world.add(("update", world.row(12, "1")), ("insert", world.row(40, "1"))), world.other_process()
-    commits, tries, real = world.commits, list[str](), iceberg_store.hit
+    module: Any = iceberg_store
+    commits, tries, real = world.commits, list[str](), module.hit
 
     def then(name: str) -> None:
         real(name)
@@ -267,7 +268,7 @@ def test_b03_a_commit_between_the_last_look_at_the_table_and_our_own_refuses_our
         if tries == ["lake.after_marks"]:
             other.apply(window, 1)
 
-    monkeypatch.setattr(iceberg_store, "hit", then)
+    monkeypatch.setattr(module, "hit", then)
     assert world.table.apply(window, 1).number == window.upto
     assert len(tries) == 2  # ours, and the other's
     assert world.commits == commits + 1
