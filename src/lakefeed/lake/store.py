@@ -19,7 +19,7 @@ from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
     from lakefeed.lake.mode.base import CurrentRows, Mode
 
@@ -127,13 +127,14 @@ class MarkRows:
 
     ``gone`` has FILE and ROW (``vector``) of those that go, as ``TableStore.located`` gave them; some of them may be
     marked already. ``rows`` are what comes. ``old`` are the files that ``gone`` lies in. ``count`` is about how many
-    rows go.
+    rows go. ``report`` has those of ``gone`` as soon as ``rows`` have been written (``vector.observed``).
     """
 
     gone: DataFrame
     rows: DataFrame
     old: Replaceable
     count: int
+    report: Observation | None = None
 
 
 Step = AppendRows | ReplaceRows | RewriteRows | MergeRows | MarkRows

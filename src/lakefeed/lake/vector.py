@@ -8,19 +8,22 @@ and what names them, is the format's own.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from array import array
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from pyroaring import BitMap
 
 from lakefeed.errors import LakeError
+from lakefeed.lake.spark.job import both
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Observation
 
+T = TypeVar("T")
 FILE, ROW = "_lakefeed_file", "_lakefeed_row"
 """Where a row of the table lies: the file as Spark names it, and the row's number in it, from 0."""
 
@@ -29,6 +32,8 @@ _BUCKET_ROWS = 32_768  # of Spark's own bitmaps
 _MOST_LISTED = 1_000_000
 """Rows, up to which their numbers are sent to the driver; of more, a bit for each row of the files that have them."""
 _LARGEST = 1 << 32
+_REPORT_SECONDS = 10.0
+"""That a report may take after its job; it takes milliseconds."""
 
 
 def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
@@ -49,6 +54,37 @@ def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
         rows = np.flatnonzero(np.unpackbits(np.frombuffer(part["bits"], np.uint8), bitorder="little"))
         found.setdefault(part[FILE], BitMap()).update(bitmap_of(rows + (part["bucket"] - 1) * _BUCKET_ROWS))
     return found
+
+
+def observed(gone: DataFrame) -> tuple[DataFrame, Observation]:
+    """``gone``, of which one job reads all rows, and what reports them when that job has ended."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F  # noqa: N812
+
+    report = Observation()
+    return gone.observe(report, F.collect_list(F.struct(FILE, ROW)).alias(ROW)), report
+
+
+def located_and_written(
+    gone: DataFrame, count: int, report: Observation | None, write: Callable[[], T]
+) -> tuple[dict[str, BitMap], T]:
+    """The rows that go, by file, and what ``write`` returns, which writes those that come.
+
+    With a ``report``, the job that writes has found them. Spark tells it by an event, and drops events where it has too
+    many: if none comes, the rows are looked for.
+    """
+    if report is None:
+        return both(gone.sparkSession, lambda: positions(gone, count), write)
+    written, told = write(), list[list[tuple[str, int]]]()
+    waiting = threading.Thread(target=lambda: told.append(report.get[ROW]), daemon=True)
+    waiting.start()
+    waiting.join(_REPORT_SECONDS)
+    if not told:
+        return positions(gone, count), written
+    listed: dict[str, list[int]] = {}
+    for file, row in told[0]:
+        listed.setdefault(file, []).append(row)
+    return {file: bitmap_of(np.array(rows, np.int64)) for file, rows in listed.items()}, written
 
 
 def bitmap_of(rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BitMap:

@@ -63,7 +63,6 @@ from lakefeed.lake.route import Part, Route, Rule
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import ConcurrentModification
-from lakefeed.lake.spark.job import both
 from lakefeed.lake.spark.type import lake_arrow, quoted, spark_type
 from lakefeed.lake.store import (
     AppendRows,
@@ -78,7 +77,7 @@ from lakefeed.lake.store import (
     is_only_added,
     not_where_expected,
 )
-from lakefeed.lake.vector import FILE, ROW, positions
+from lakefeed.lake.vector import FILE, ROW, located_and_written, positions
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -336,11 +335,9 @@ class DeltaStore:
             return done
         if isinstance(step, AppendRows | RewriteRows | MarkRows) and (by_files or by_marks):
             if isinstance(step, MarkRows):
-                found, written = both(
-                    session,
-                    lambda: positions(step.gone, step.count),  # 2
-                    lambda: self._write(step.rows),  # 3
-                )
+                found, written = located_and_written(
+                    step.gone, step.count, step.report, lambda: self._write(step.rows)
+                )  # 2, 3
             else:
                 found, written = {}, self._write(step.rows)  # 3
             with self._lock:

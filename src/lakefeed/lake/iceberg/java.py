@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.lake.iceberg.catalog import HANDED_OVER
@@ -165,8 +166,8 @@ class JavaTable:
             append.set(key, value)
         append.commit()
 
-    def staging(self) -> Marking:
-        """Rows that are to go and others that are to come, as a staged snapshot on what the table is now."""
+    def marking(self) -> Marking:
+        """Rows that are to go and others that are to come, as one snapshot on what the table is now."""
         jvm, catalog = self._catalog.open()
         return Marking(jvm, catalog.loadTable(self._identifier(jvm)))
 
@@ -183,20 +184,6 @@ class JavaTable:
         finally:
             planned.close()
         return found
-
-    def is_touched(self, bounds: KeyBounds) -> bool:
-        """May any file have a row between the bounds? By the manifests."""
-        jvm, catalog = self._catalog.open()
-        expressions = _iceberg(jvm, "expressions.Expressions")
-        low = expressions.greaterThanOrEqual(bounds.column, _comparable(bounds.low))
-        high = expressions.lessThanOrEqual(bounds.column, _comparable(bounds.high))
-        # ``and`` is a word of Python's own.
-        scan = catalog.loadTable(self._identifier(jvm)).newScan().filter(getattr(expressions, "and")(low, high))
-        planned = scan.planFiles()
-        try:
-            return bool(planned.iterator().hasNext())
-        finally:
-            planned.close()
 
     def _identifier(self, jvm: Any) -> Any:
         namespace = _iceberg(jvm, "catalog.Namespace").of(_java_strings(jvm, self._namespace))
@@ -287,11 +274,24 @@ class Marking:
         self._table = table
         self._spec = table.spec()
 
-    @property
-    def snapshot(self) -> int | None:
-        """That the table is at."""
+    def snapshot(self, *, fresh: bool = False) -> int | None:
+        """That the table is at: now, or when it was last read."""
+        if fresh:
+            self._table.refresh()
         current = self._table.currentSnapshot()
         return int(current.snapshotId()) if current is not None else None
+
+    def is_touched(self, bounds: KeyBounds) -> bool:
+        """May any file have a row between the bounds? By the manifests."""
+        expressions = _iceberg(self._jvm, "expressions.Expressions")
+        low = expressions.greaterThanOrEqual(bounds.column, _comparable(bounds.low))
+        high = expressions.lessThanOrEqual(bounds.column, _comparable(bounds.high))
+        # ``and`` is a word of Python's own.
+        planned = self._table.newScan().filter(getattr(expressions, "and")(low, high)).planFiles()
+        try:
+            return bool(planned.iterator().hasNext())
+        finally:
+            planned.close()
 
     def write(self, rows: DataFrame) -> list[Any]:
         """The rows as data files of the table, which no commit names yet."""
@@ -311,6 +311,11 @@ class Marking:
             cache.remove(group)
             coordinator.clearRewrite(self._table, group)
         return written
+
+    def discard(self, files: Iterable[Any]) -> None:
+        """Remove files that no commit will name: nobody else would."""
+        for file in files:
+            self._table.io().deleteFile(str(file.location()))
 
     def vectors(self) -> dict[str, DeletionVector]:
         """Those of the table's data files that have one. UnknownDeletesError where rows were deleted by other means."""
@@ -373,19 +378,26 @@ class Marking:
             for file, (offset, size) in blobs.items()
         }
 
-    def stage(
+    def commit(
         self,
         files: Iterable[Any],
         added: Iterable[DeletionVector],
         removed: Iterable[DeletionVector],
         summary: Mapping[str, str],
-    ) -> None:
-        """A staged snapshot on the table's content. ``removed`` are the vectors that ``added`` ones stand for."""
+    ) -> int:
+        """One snapshot on the one that was last read, which becomes the table's content: a compare-and-swap.
+
+        Returns its number. ``removed`` are the vectors that ``added`` ones stand for. Iceberg's own commits try again
+        on whatever the table has become; this one raises Iceberg's CommitFailedException instead.
+        """
         mapper = _iceberg(self._jvm, "util.JsonUtil").mapper()
         from_json = _iceberg(self._jvm, "ContentFileParser").fromJson
-        delta = self._table.newRowDelta()
-        if (current := self.snapshot) is not None:
-            delta.validateFromSnapshot(current)  # else earlier vectors of the same files would count as conflicts
+        operations = self._table.operations()
+        base = operations.current()
+        made = _iceberg(self._jvm, "Transactions").newTransaction(self._table.name(), operations)
+        delta = made.newRowDelta()
+        if (current := base.currentSnapshot()) is not None:
+            delta.validateFromSnapshot(current.snapshotId())  # else vectors of the same files would count as conflicts
         for file in files:
             delta.addRows(file)
         for vector in added:
@@ -394,8 +406,10 @@ class Marking:
             delta.removeDeletes(from_json(mapper.readTree(json.dumps(vector.described)), self._spec))
         for key, value in summary.items():
             delta.set(key, value)
-        delta.stageOnly()
-        delta.commit()
+        delta.commit()  # into the transaction, which writes manifests and no metadata
+        new = made.table().operations().current()
+        operations.commit(base, new)
+        return int(new.currentSnapshot().snapshotId())
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,8 +480,12 @@ def _repartition(jvm: Any, transaction: Any, layout: Layout) -> None:
     update.commit()
 
 
+@lru_cache(maxsize=100)
 def _iceberg(jvm: Any, name: str) -> Any:
-    """A class of Iceberg's. By its whole name: with dots, all jars are searched for every package on the way."""
+    """A class of Iceberg's. By its whole name: with dots, all jars are searched for every package on the way.
+
+    Kept, because the JVM looks the name up in every class loader each time.
+    """
     return getattr(jvm, f"org.apache.iceberg.{name}")
 
 

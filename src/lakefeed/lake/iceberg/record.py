@@ -94,11 +94,10 @@ class Staged:
     """A write that is in the table's metadata but not yet its content: see the module.
 
     ``before`` is what the snapshot that it was made on records; ``published`` if it is the table's content already;
-    ``rows`` how many the table has with it, if its summary says so; ``parent`` the snapshot that it was made on.
+    ``rows`` how many the table has with it, if its summary says so.
     """
 
     snapshot: int
     before: Record | None
     published: bool
     rows: int | None
-    parent: int | None

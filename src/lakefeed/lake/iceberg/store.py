@@ -21,13 +21,15 @@ schema version are table properties too: a schema belongs to the table and not t
 How a step is committed exactly once, also against a process that still believes the table to be its own:
 
   1 read what the table records; a step that it has is left out
-  2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before. Where
-    rows are marked, Spark finds them and writes the new ones, and Iceberg's library stages the snapshot (``_mark``)
+  2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before
   3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone;
     if it records another number than the step begins after, refuse it: the table was rolled back, or brought further
   4 publish: one commit that makes the staged snapshot the content, if the content still is what it was made on
 Between 1 and 2 another process may come first, which 3 sees; between 3 and 4, which 4 refuses. A staged snapshot that
 is never published is seen by no reader, and goes when snapshots are expired.
+
+Where rows are marked, Spark finds them and writes the new ones, and Iceberg's library makes the snapshot and the
+table's content of it in one compare-and-swap with the metadata that the step was planned on (``_mark``).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.iceberg.catalog import Metadata, MetadataReader
 from lakefeed.lake.iceberg.copy import chunks_of, load_table
-from lakefeed.lake.iceberg.java import DeletionVector, JavaTable, UnknownDeletesError
+from lakefeed.lake.iceberg.java import DeletionVector, JavaTable, Marking, UnknownDeletesError
 from lakefeed.lake.iceberg.maintenance import maintain_table
 from lakefeed.lake.iceberg.record import (
     ATTEMPT,
@@ -82,7 +84,6 @@ from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.route import Part
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.error import ConcurrentModification
-from lakefeed.lake.spark.job import both
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import (
     AppendRows,
@@ -96,7 +97,7 @@ from lakefeed.lake.store import (
     is_only_added,
     not_where_expected,
 )
-from lakefeed.lake.vector import FILE, ROW, positions, united
+from lakefeed.lake.vector import FILE, ROW, located_and_written, united
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -107,7 +108,6 @@ _SLACK = 1.25
 
 _KEPT = ("max-snapshot-age-ms", "min-snapshots-to-keep")
 _VIEW = "lakefeed_changes"
-_STAGED = "wap.id"
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
@@ -168,6 +168,7 @@ class IcebergStore:
         self._lock = threading.Lock()
         self._has_other_deletes = False  # than deletion vectors
         self._vectors: tuple[int | None, dict[str, DeletionVector]] = (None, {})  # of a snapshot, by data file
+        self._marking: Marking | None = None  # the table as the last extent found it
 
     # What the commits record
 
@@ -246,9 +247,7 @@ class IcebergStore:
                 current = metadata.get("current-snapshot-id")
                 published = any(one["snapshot-id"] == number for one in _lineage(metadata, current))
                 before = self._newest(metadata, snapshot.get("parent-snapshot-id"))
-                parent = snapshot.get("parent-snapshot-id")
-                rows = _rows(snapshot["summary"])
-                return Staged(number, before[0] if before is not None else None, published, rows, parent)
+                return Staged(number, before[0] if before is not None else None, published, _rows(snapshot["summary"]))
         return None
 
     # Extent and rows
@@ -279,8 +278,8 @@ class IcebergStore:
         if size is None:
             return None
         files, total = size
-        none = not files or (bounds is not None and not self.java.is_touched(bounds))
-        snapshot = self._marked_on()
+        snapshot, self._marking = self._marked_on(), self.java.marking()
+        none = not files or (bounds is not None and not self._marking.is_touched(bounds))
         return Extent(
             files=files,
             bytes=total,
@@ -332,18 +331,18 @@ class IcebergStore:
         if record.applied < stamp.number:
             if stamp.found is not None and record.applied != stamp.found:
                 raise not_where_expected(self.location, record.applied, stamp.found)
-            attempt, vectors = uuid.uuid4().hex, dict[str, DeletionVector]()
             summary = self.summary(replace(record, applied=stamp.number), stamp.metadata)
             if isinstance(step, MarkRows):
-                vectors = self._mark(step, {**summary, ATTEMPT: attempt, _STAGED: attempt})  # 2
-            else:
-                session.conf.set("spark.wap.id", attempt)
-                try:
-                    with _recording(session, {**summary, ATTEMPT: attempt}):
-                        columns = session.table(self._sql_name).columns if self.part is not None else ()
-                        self.write(session, completed(step, columns) if self.part is not None else step)  # 2
-                finally:
-                    session.conf.unset("spark.wap.id")
+                self._mark(step, summary)
+                return self.applied(stamp.generation) or done
+            attempt = uuid.uuid4().hex
+            session.conf.set("spark.wap.id", attempt)
+            try:
+                with _recording(session, {**summary, ATTEMPT: attempt}):
+                    columns = session.table(self._sql_name).columns if self.part is not None else ()
+                    self.write(session, completed(step, columns) if self.part is not None else step)  # 2
+            finally:
+                session.conf.unset("spark.wap.id")
             staged = self.staged(attempt)  # 3
             if staged is None:
                 raise CommitFailedError(f"Spark wrote no snapshot for change set {stamp.number} into {self.location}")
@@ -355,29 +354,23 @@ class IcebergStore:
             if before.applied < stamp.number:
                 if stamp.found is not None and before.applied != stamp.found:
                     raise not_where_expected(self.location, before.applied, stamp.found)
-                if isinstance(step, MarkRows) and staged.parent != step.old.version:
-                    raise ConcurrentModification(f"the table has come to snapshot {staged.parent} meanwhile")
                 if not staged.published:
                     self.java.publish(staged.snapshot)  # 4
-                if isinstance(step, MarkRows):
-                    self._vectors = (staged.snapshot, vectors)
                 return replace(done, rows=staged.rows if self.part is None else None)
         return self.applied(stamp.generation) or done
 
-    def _mark(self, step: MarkRows, summary: Mapping[str, str]) -> dict[str, DeletionVector]:
-        """A staged snapshot with the step's rows and deletion vectors, by Iceberg's library. Returns all vectors then.
+    def _mark(self, step: MarkRows, summary: Mapping[str, str]) -> None:
+        """A snapshot with the step's rows and deletion vectors, by Iceberg's library.
 
-        1 find the rows that go  2 write those that come  3 with the rows that were marked before, write the deletion
-        vectors  4 stage a snapshot that names all of it, on the one that the step was planned on.
+        1 find the rows that go  2 write those that come  3 check that the table is at the snapshot that the step was
+        planned on, whose records the caller has read  4 with the rows that were marked before, write the deletion
+        vectors  5 one commit that names all of it, if the table is still what 3 has found.
         """
-        found, files = both(
-            step.gone.sparkSession,
-            lambda: positions(step.gone, step.count),  # 1
-            lambda: self.java.staging().write(step.rows),  # 2
-        )
-        marking, old = self.java.staging(), step.old.version
-        if marking.snapshot != old:
-            raise ConcurrentModification(f"the table is at snapshot {marking.snapshot}, not at {old}")
+        marking, old = self._marking or self.java.marking(), step.old.version
+        found, files = located_and_written(step.gone, step.count, step.report, lambda: marking.write(step.rows))  # 1, 2
+        if (now := marking.snapshot(fresh=True)) != old:  # 3
+            marking.discard(files)
+            raise ConcurrentModification(f"the table is at snapshot {now}, not at {old}")
         try:
             known = self._vectors[1] if self._vectors[0] == old else marking.vectors()
         except UnknownDeletesError as error:  # planned again, it is a merge
@@ -386,10 +379,10 @@ class IcebergStore:
         unread = [file for file in found if file in known and known[file].rows is None]
         read = dict(zip(unread, marking.read(known[file] for file in unread), strict=True))
         marked = {file: read.get(file) or known[file].rows or BitMap() for file in found if file in known}
-        added = marking.put_vectors(united(marked, found))  # 3
+        added = marking.put_vectors(united(marked, found))  # 4
         hit("lake.after_marks")
-        marking.stage(files, added.values(), [known[file] for file in added if file in known], summary)  # 4
-        return {**known, **added}
+        snapshot = marking.commit(files, added.values(), [known[file] for file in added if file in known], summary)  # 5
+        self._vectors = (snapshot, {**known, **added})
 
     def write(self, session: SparkSession, step: Step) -> None:
         """A snapshot with the step's rows, by Spark."""

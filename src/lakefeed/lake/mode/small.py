@@ -1,9 +1,13 @@
 """A small window over a small table: one Spark job of one task, told to Spark in one statement.
 
-What a window of a few thousand changes costs is not its rows: it is plans, jobs and tasks. So the table's rows take
-part in the collapse as the oldest change of their key, and the last change of each key is what is left: every file is
-read once, nothing is broadcast or exchanged, and Spark analyses one statement instead of a dozen frames
-(docs/decisions/0013-small-windows.md).
+What a window of a few thousand changes costs is not its rows: it is plans, jobs and tasks
+(docs/decisions/0013-small-windows.md). So nothing is broadcast or exchanged, and Spark analyses a statement or two
+instead of a dozen frames:
+
+- Where files are exchanged, the table's rows take part in the collapse as the oldest change of their key, and the last
+  change of each key is what is left: every file is read once.
+- Where rows are marked, the job that writes what the window leaves also reads the table's keys, keeps none of them, and
+  reports where the window's rows lie (Spark's ``observe``).
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import TYPE_CHECKING
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import Extent, RewriteRows, TableStore
-from lakefeed.lake.window import RuledWindow, read_segments
+from lakefeed.lake.store import Extent, MarkRows, RewriteRows, TableStore
+from lakefeed.lake.vector import ROW, observed
+from lakefeed.lake.window import KeyBounds, RuledWindow, read_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,34 +27,64 @@ if TYPE_CHECKING:
 _CHANGES, _STORED = "lakefeed_window", "lakefeed_stored"
 _MOST_BYTES, _MOST_CHANGES = 8 << 20, 50_000
 """Of the files that are written again, and of the window: one task reads and writes them in tenths of a second."""
+_MOST_MARKED_BYTES = 32 << 20
+"""Of the files whose keys alone are read, by one task."""
 
 
-def small_step(session: SparkSession, window: Window, store: TableStore, extent: Extent) -> RewriteRows | None:
-    """The touched files again, with the window's changes, as one file.
+def small_step(
+    session: SparkSession, window: Window, store: TableStore, extent: Extent, bounds: KeyBounds | None
+) -> RewriteRows | MarkRows | None:
+    """The touched files again, with the window's changes, as one file; or its rows marked, and one file with the new.
 
-    None where files cannot be exchanged, one task is not enough, or the changes are not all of one schema and whole.
+    None where neither can be done, one task is not enough, or the changes are not all of one schema and whole.
     """
-    versions, old = {segment.schema_version for segment in window.segments}, extent.replaceable
-    few = extent.touched_bytes <= _MOST_BYTES and window.counts.total <= _MOST_CHANGES
-    if old is None or not old.files or not few or versions != {window.target.version} or window.absent:
+    if window.counts.total > _MOST_CHANGES or window.absent or not extent.touched_files:
+        return None
+    if {segment.schema_version for segment in window.segments} != {window.target.version}:
         return None
     if isinstance(window, RuledWindow):  # what a rule makes of rows is more than one statement says
         return None
+    old = extent.markable or extent.replaceable
+    marks = extent.markable is not None
+    most = (extent.bytes, _MOST_MARKED_BYTES) if marks else (extent.touched_bytes, _MOST_BYTES)
+    if old is None or most[0] > most[1]:
+        return None
     key, names = window.target.key, window.target.names
+    keys, columns = ", ".join(map(quoted, key)), ", ".join(map(quoted, names))
     read_segments(session, window.target, window.segments, (OP, SEQ)).createOrReplaceTempView(_CHANGES)
-    store.read_files(session, old).createOrReplaceTempView(_STORED)
-    columns = ", ".join(map(quoted, names))
+    before = f" WHERE {OP} <> {int(Operation.BEFORE)}" if window.has_before_images else ""
+    changes = f"SELECT {columns}, {OP}, {SEQ} FROM {_CHANGES}{before}"  # noqa: S608  # names are quoted
+    if not marks:
+        store.read_files(session, old).createOrReplaceTempView(_STORED)
+        stored = f"SELECT {columns}, CAST({int(Operation.READ)} AS TINYINT) AS {OP}, -1L AS {SEQ} FROM {_STORED}"  # noqa: S608  # as above
+        changes = f"{stored} UNION ALL {changes}"
     rest = ", ".join(quoted(name) for name in names if name not in key)
     last = ", ".join(quoted(name) if name in key else f"last.{quoted(name)} AS {quoted(name)}" for name in names)
-    before = f" WHERE {OP} <> {int(Operation.BEFORE)}" if window.has_before_images else ""
     rows = session.sql(
         f"""SELECT {last} FROM (
-              SELECT {", ".join(map(quoted, key))}, max_by(struct({rest}{", " if rest else ""}{OP}), {SEQ}) AS last
-              FROM (SELECT /*+ COALESCE(1) */ * FROM (
-                SELECT {columns}, CAST({int(Operation.READ)} AS TINYINT) AS {OP}, -1L AS {SEQ} FROM {_STORED}
-                UNION ALL
-                SELECT {columns}, {OP}, {SEQ} FROM {_CHANGES}{before}))
-              GROUP BY {", ".join(map(quoted, key))})
-            WHERE last.{OP} <> {int(Operation.DELETE)}"""  # noqa: S608  # names are quoted
+              SELECT {keys}, max_by(struct({rest}{", " if rest else ""}{OP}), {SEQ}) AS last
+              FROM (SELECT /*+ COALESCE(1) */ * FROM ({changes}))
+              GROUP BY {keys})
+            WHERE last.{OP} <> {int(Operation.DELETE)}"""  # noqa: S608  # as above
     )
-    return RewriteRows(rows, old)
+    if not marks:
+        return RewriteRows(rows, old)
+
+    store.located(session, old, key).createOrReplaceTempView(_STORED)
+    same = " AND ".join(
+        f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
+        for column in window.target.key_columns
+    )
+    within = bounds.condition("t") if bounds is not None else None
+    gone = session.sql(
+        f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
+            FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED} t WHERE {within or "true"}) t
+            LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
+    )
+    # Of the rows that go none comes through, which Spark does not know: the number of a row is never negative.
+    seen, report = observed(gone)
+    none = seen.where(f"{ROW} < 0").selectExpr(
+        *(quoted(name) if name in key else f"NULL AS {quoted(name)}" for name in names)
+    )
+    rows = rows.union(none).coalesce(1)
+    return MarkRows(gone=gone, rows=rows, old=old, count=window.counts.total, report=report)

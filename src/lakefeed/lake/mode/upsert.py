@@ -93,9 +93,10 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     if window.truncated_at is None:
         bounds = key_bounds(window)
         extent = store.extent(key[0], bounds)
-        small = small_step(session, window, store, extent) if own == NOTHING_OWN and extent is not None else None
-        if small is not None:
-            return small
+        if own == NOTHING_OWN and extent is not None:
+            small = small_step(session, window, store, extent, bounds)
+            if small is not None:
+                return small
     changes = window_changes(
         session, window, lambda: store.read(session).alias("t").where(own.only or "true"), own.metadata
     )
