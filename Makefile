@@ -40,13 +40,17 @@ test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one
 	$(BIN)/python -m pytest $(TESTS) -m "not slow and not browser" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup ## Run the longer forms of the tests, which make test leaves out
-	$(BIN)/python -m pytest tests -m slow -n 0
+	$(BIN)/python -m pytest tests --ignore tests/cluster/test_connect.py -m slow -n 0
 
 trust: setup ## Find a hundred faults in a million rows under 2,000 changes/s, and none where there is none (ROWS=1000000 RUNS=20)
 	LAKEFEED_TRUST_ROWS=$(or $(ROWS),1000000) LAKEFEED_TRUST_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest tests/verify -m slow -n 0 -s
 
 cluster: setup ## Run the tests that need a Spark cluster: a master and workers as processes of their own
-	$(BIN)/python -m pytest tests/cluster -m slow -n 0
+	$(BIN)/python -m pytest tests/cluster --ignore tests/cluster/test_connect.py -m slow -n 0
+
+connect: setup ## Run the tests of Spark Connect, with its client in .venv-connect, beside .venv
+	@bash scripts/connect.sh
+	.venv-connect/bin/python -m pytest tests/cluster/test_connect.py -m slow -n 0
 
 azure: venv ## Run the contract of storage and a journal in Azurite, which emulates Azure Blob Storage (needs npm)
 	npm install --silent --no-save --prefix .azurite azurite
@@ -99,7 +103,7 @@ release-check: venv ## Prove that a release is ready: version, changelog, wheel,
 	@$(BIN)/python -m scripts.release check $(TAG)
 
 clean: ## Remove the environment, caches and the demo
-	rm -rf .venv .venv-audit .azurite .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
+	rm -rf .venv .venv-audit .venv-connect .azurite .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
 	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

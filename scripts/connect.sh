@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Creates .venv-connect: what .venv has, and the client of Spark Connect. pandas and gRPC come with it, which Lakefeed
+# does without elsewhere, so that the other tests prove that it does.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ -e .venv-connect/.ready ] && exit 0
+.venv/bin/python -m venv --clear .venv-connect
+packages=$(.venv-connect/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$packages/venv.pth"
+.venv/bin/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"]))' \
+  > .venv-connect/client.txt
+.venv-connect/bin/pip install --quiet --disable-pip-version-check --constraint <(sed -n 's/^\([a-z0-9-]*==[^ ]*\).*/\1/p' requirements.lock) -r .venv-connect/client.txt
+touch .venv-connect/.ready
