@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 .venv/bin/python -m venv --clear .venv-connect
 packages=$(.venv-connect/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$packages/venv.pth"
+echo "$PWD/src" >> "$packages/venv.pth"
 .venv/bin/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"]))' \
   > .venv-connect/client.txt
-.venv-connect/bin/pip install --quiet --disable-pip-version-check --constraint <(sed -n 's/^\([a-z0-9-]*==[^ ]*\).*/\1/p' requirements.lock) -r .venv-connect/client.txt
+.venv-connect/bin/pip install --quiet --disable-pip-version-check -r .venv-connect/client.txt
 touch .venv-connect/.ready
