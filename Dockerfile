@@ -9,7 +9,7 @@ COPY src ./src
 # The versions of the lock; the tools of the tests are in it too, and constraints install nothing by themselves.
 RUN sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\)\\$/\1/p' requirements.lock requirements-java.lock > constraints.txt \
  && python -m venv /opt/lakefeed \
- && /opt/lakefeed/bin/pip install --no-cache-dir --constraint constraints.txt '.[iceberg,java,mysql,object-store,openlineage,otel,postgres]'
+ && /opt/lakefeed/bin/pip install --no-cache-dir --constraint constraints.txt '.[connect,iceberg,java,mysql,object-store,openlineage,otel,postgres]'
 
 FROM python:3.13-slim-bookworm
 RUN useradd --create-home --uid 10001 lakefeed && mkdir /work && chown lakefeed /work

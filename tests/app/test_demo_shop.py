@@ -134,7 +134,7 @@ def test_the_directory_is_made_anew_for_each_demo(tmp_path: Path) -> None:
 
 def test_a_directory_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="no demo made"), fresh_directory(tmp_path):
+    with pytest.raises(ConfigError, match="no demo created"), fresh_directory(tmp_path):
         pass
     with pytest.raises(ConfigError, match="is a file"), fresh_directory(tmp_path / "precious.txt"):
         pass

@@ -126,7 +126,7 @@ def test_a_state_that_another_thread_has_changed_is_not_written_over(tmp_path: P
     assert states.stage_if(states.all()[A.table], reason="yes")
     before = states.all()[A.table]
     states.close()
-    with pytest.raises(StateError, match=r"the pipeline is closed, so the state of main\.a is not written"):
+    with pytest.raises(StateError, match=r"the pipeline is closed, so the state of main\.a is no longer written"):
         states.update(A.table, phase=Phase.LIVE)
     assert TableStates(tmp_path).all()[A.table] == before, "a thread that was left behind has no lease any more"
 

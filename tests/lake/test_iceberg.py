@@ -18,6 +18,7 @@ from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import CommitFailedError, DecodeError, TableStoppedError
 from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.iceberg import Iceberg, IcebergFormat
+from lakefeed.lake.iceberg.java import Marking
 from lakefeed.lake.store import Stamp
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -127,7 +128,7 @@ def between(target: Any, method: str, *, before: Callable[[], None]) -> None:
 @pytest.mark.parametrize("key", [2, 9], ids=["merge", "append"])
 def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
     spark: SparkSession, lake_table: Any, schema: TableSchema, log: ScriptedLog, tmp_path: Path,
-    owner: str, method: str, key: int,
+    owner: str, method: str, key: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     log.add(batch(schema, [("insert", {"id": key, "v": "1"})]))
     log.add(batch(schema, [("insert", {"id": key, "v": "2"})]))
@@ -137,9 +138,11 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
         other.apply(log.window(schema.table, 0, 1), 1)
         other.apply(log.window(schema.table, 1, 2), 1)
 
-    if owner == "store" and key == 2:
-        method = "_mark"  # a row of that key is there: it is marked, and not written by Spark's own commit
-    between(lake_table._store if owner == "store" else lake_table._store.java, method, before=both)
+    target: Any = lake_table._store if owner == "store" else lake_table._store.java
+    if key == 2:  # a row of that key is there: it is marked, and not written by Spark's own commit
+        target, method = (target, "_mark") if owner == "store" else (Marking, "commit")
+    monkeypatch.setattr(target, method, getattr(target, method))  # put back at the end
+    between(target, method, before=both)
     lake_table.apply(log.window(schema.table, 0, 1), 1)
     assert content(lake_table)[key] == "2"
     applied = [summary.get("lakefeed.applied") for summary in history(lake_table.location)]
@@ -149,31 +152,33 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
     assert found.number == 2
 
 
+@pytest.mark.parametrize("key", [1, 9], ids=["marked", "published"])
 def test_a_commit_whose_answer_was_lost_is_read_back_and_one_that_failed_is_done_again(
-    lake_table: Any, schema: TableSchema, log: ScriptedLog
+    lake_table: Any, schema: TableSchema, log: ScriptedLog, key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    java = lake_table._store.java
-    publish = java.publish
+    owner, method = (Marking, "commit") if key == 1 else (lake_table._store.java, "publish")
+    real = getattr(owner, method)
 
-    def lost(snapshot: int) -> None:
-        publish(snapshot)
+    def lost(*given: Any) -> None:
+        real(*given)
         raise RuntimeError("org.apache.iceberg.exceptions.CommitStateUnknownException: Connection reset")
 
-    def refused(snapshot: int) -> None:
+    def refused(*_: Any) -> None:
         raise RuntimeError("org.apache.iceberg.exceptions.CommitStateUnknownException: 504 Gateway Timeout")
 
-    log.add(batch(schema, [("update", {"id": 1, "v": "1"})]))
-    log.add(batch(schema, [("update", {"id": 1, "v": "2"})]))
-    java.publish = lost
+    log.add(batch(schema, [("insert", {"id": key, "v": "1"})]))
+    log.add(batch(schema, [("insert", {"id": key + 1, "v": "2"})]))
+    monkeypatch.setattr(owner, method, lost)
     lake_table.apply(log.window(schema.table, 0, 1), 1)
-    assert lake_table.applied(1) == Applied(number=1, schema_version=1, rows=3)
-    java.publish = refused
+    found = lake_table.applied(1)
+    assert found == Applied(number=1, schema_version=1, rows=3 if key == 1 else 4)
+    monkeypatch.setattr(owner, method, refused)
     with pytest.raises(CommitFailedError):
         lake_table.apply(log.window(schema.table, 1, 2), 1)
-    assert content(lake_table)[1] == "1", "what is staged is not to be seen"
-    java.publish = publish
+    assert content(lake_table).get(key + 1) != "2", "what is not committed is not to be seen"
+    monkeypatch.setattr(owner, method, real)
     lake_table.apply(log.window(schema.table, 1, 2), 1)
-    assert content(lake_table) == {1: "2", 2: "0", 3: "0"}
+    assert content(lake_table) == {1: "0", 2: "0", 3: "0"} | {key: "1", key + 1: "2"}
 
 
 def test_columns_follow_in_one_commit_that_rewrites_nothing(

@@ -208,6 +208,7 @@ def test_a_session_without_iceberg_is_refused_with_the_settings_to_add(spark: Sp
     class Plain:
         """A session whose extensions are Delta's only; those of a running one cannot be changed."""
 
+        version = "4.1.4"
         conf: ClassVar = {"spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension"}
 
     plain: Any = Plain()

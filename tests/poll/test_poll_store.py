@@ -199,7 +199,7 @@ def test_a_connection_that_leads_to_another_database_is_refused(
         stream = world.capture.live(world.position, wait_seconds=0)
         monkeypatch.setattr(SqliteSession, "identity", lambda _: "sqlite:/other.db")
         for call in (world.capture.discover, lambda: next(stream)):
-            with pytest.raises(SourceChangedError, match=r"other\.db answers now"):
+            with pytest.raises(SourceChangedError, match=r"the database is now sqlite:/other\.db"):
                 call()
 
 

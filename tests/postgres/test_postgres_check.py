@@ -339,7 +339,7 @@ def test_uninstall_finishes_or_names_what_is_left_to_run(dsn: str, writer: Any) 
         capture.prepare([TableId("public", "t")])
     writer.execute("ALTER ROLE poor REPLICATION")
     with opened(Postgres(dsn.replace("user=postgres", "user=poor")), "check") as guest:
-        with pytest.raises(SourceSetupError, match="removed replication slot lakefeed_check; the rest may not") as left:
+        with pytest.raises(SourceSetupError, match="removed replication slot lakefeed_check; the rest cannot") as left:
             guest.uninstall()
         statement = left.value.remedy.partition(": ")[2]
         assert statement == 'DROP PUBLICATION "lakefeed_check";'

@@ -191,7 +191,7 @@ def test_an_identity_index_that_the_partitions_do_not_have_is_refused(dsn: str, 
     writer.execute("CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10)")
     writer.execute("INSERT INTO t VALUES (1, 1); ALTER TABLE t REPLICA IDENTITY USING INDEX t_id_n_key")
     with opened(Postgres(dsn)) as capture:
-        with pytest.raises(SourceSetupError, match=r'partition "public"\."low" is another one') as caught:
+        with pytest.raises(SourceSetupError, match=r'partition "public"\."low" has another replica identity') as caught:
             capture.prepare([T])
         writer.execute(caught.value.remedy)
         start = capture.prepare([T])
