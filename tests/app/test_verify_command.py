@@ -90,7 +90,7 @@ def test_every_mode_is_compared_and_chosen_columns_are_named(
     assert "main.items_log: comparing" in said.err
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.slow), "iceberg"])
 def test_columns_that_a_rule_leaves_out_are_in_no_lake_table_and_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

@@ -65,7 +65,7 @@ def read(place: Path, kind: str, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_change_log_shows_rows_as_they_were_and_the_tables_beside_it_do_not_care(
     spark: SparkSession, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,7 +173,9 @@ def test_b03_two_processes_with_one_pipeline_commit_a_change_set_once(
     assert world.keys() == [*range(30), 40, 41]
 
 
-@pytest.mark.parametrize("deletion_vectors", [False, True], ids=["files", "marks"])
+@pytest.mark.parametrize(
+    "deletion_vectors", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["files", "marks"]
+)
 def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_from_before(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool
 ) -> None:

@@ -223,7 +223,7 @@ def described(spark: SparkSession, location: str) -> dict[str, Any]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "owned", ["partitions", *(pytest.param(one, marks=pytest.mark.slow) for one in ("column mapping", "constraint"))]
+    "owned", ["constraint", *(pytest.param(one, marks=pytest.mark.slow) for one in ("column mapping", "partitions"))]
 )
 def test_a_new_copy_of_a_delta_table_keeps_what_only_spark_can_write(
     spark: SparkSession, tmp_path: Path, owned: str

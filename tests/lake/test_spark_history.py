@@ -70,7 +70,7 @@ def extras(connection: sqlite3.Connection) -> list[str]:
 EVENTS: list[Callable[[sqlite3.Connection, random.Random], None]] = [add, add, rename, drop, empty, mix]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_history_of_data_and_schema_ends_with_lake_equal_to_source(
     spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:

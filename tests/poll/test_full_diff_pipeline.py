@@ -114,7 +114,7 @@ def test_a25_a_refusal_is_in_the_status_until_somebody_decides(shop: Shop, spark
         shop.assert_equal()
 
 
-@pytest.mark.parametrize("mode", [Mirror(soft_delete="gone_at"), Temporal()])
+@pytest.mark.parametrize("mode", [Mirror(soft_delete="gone_at"), pytest.param(Temporal(), marks=pytest.mark.slow)])
 def test_a25_only_current_rows_are_compared(shop: Shop, spark: SparkSession, mode: Mode) -> None:
     lake = Delta(spark, shop.lake, mode=mode)
     with Pipeline(shop.source(), lake, name="p", options=QUICK) as pipeline:

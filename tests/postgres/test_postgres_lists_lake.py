@@ -52,7 +52,7 @@ def writer(dsn: str) -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("format_", ["delta", "iceberg"])
+@pytest.mark.parametrize("format_", [pytest.param("delta", marks=pytest.mark.slow), "iceberg"])
 def test_lists_and_rules_in_every_mode_and_format(dsn: str, writer: Any, tmp_path: Path, format_: str) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(CONFIG.format(dsn=dsn, format=format_))

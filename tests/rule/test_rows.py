@@ -86,7 +86,7 @@ def hashed(text: str) -> str:
     return hashlib.sha256((SALT + text).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_t25_rows_come_and_go_by_the_condition_and_values_are_what_the_rule_says_in_every_mode(
     kind: str, spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
 ) -> None:
