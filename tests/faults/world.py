@@ -45,7 +45,7 @@ NAME = "faults"
 OPTIONS = PipelineOptions(
     interval_seconds=0.05, enrol_seconds=1.0, maintenance_seconds=40, journal=JournalOptions(keep_change_sets=20)
 )
-EQUAL_SECONDS = 240.0
+EQUAL_SECONDS = 120.0
 _TABLES = (
     "CREATE TABLE account (id int PRIMARY KEY, owner varchar(40), balance int)",
     "CREATE TABLE log (id bigint PRIMARY KEY, what varchar(40))",
