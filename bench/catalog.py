@@ -32,6 +32,7 @@ CASES = {
         Case("pg_snapshot", "A PostgreSQL table into Delta"),
         Case("pg_stream", "PostgreSQL's log into the journal"),
         Case("pg_tables", "A thousand PostgreSQL tables"),
+        Case("thousand", "A thousand tables in one pipeline"),
         Case("mysql_snapshot", "A MySQL table into Delta"),
         Case("mysql_stream", "MySQL's log into the journal"),
         Case("mariadb_stream", "MariaDB's log into the journal"),
