@@ -193,7 +193,7 @@ def test_a_java_home_that_leads_nowhere_is_a_warning_or_the_reason(
     assert cli.execute(["check", "shop.yaml", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert found["level"] == "warning"
-    assert found["problem"].startswith("JAVA_HOME is /no/such/java, and there is no Java that runs at")
+    assert found["problem"].startswith("JAVA_HOME is /no/such/java, but no Java runs at")
     assert found["remedy"].startswith("export JAVA_HOME=")
     monkeypatch.setattr("lakefeed.lake.spark.java._candidates", list)
     assert cli.execute(["check", "shop.yaml", "--json"]) == 1
