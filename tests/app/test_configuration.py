@@ -178,7 +178,7 @@ def test_the_journal_can_be_in_an_object_store_and_its_secret_is_shown_nowhere(t
 
 
 def test_a_hadoop_catalog_in_an_object_store_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="it commits by a rename, which is not one step in an object store"):
+    with pytest.raises(ConfigError, match="it commits by a rename, which is not atomic in an object store"):
         Iceberg(lambda: pytest.fail("no Spark is needed to say so"), "s3://bucket/lake")
 
 

@@ -86,11 +86,11 @@ def history_at(
     """The versions of a table below the lake's path ``root``, in the format that it has at ``location``; maybe a part
     of the table ``stored``."""
     known = FORMATS[format_at(location) or next(iter(FORMATS))]
-    history: TableHistory = named(known.lake)(spark, root).history(table, stored)
+    history: TableHistory = imported(known.lake)(spark, root).history(table, stored)
     return history
 
 
-def named(name: str) -> Any:
+def imported(name: str) -> Any:
     """What ``module:name`` stands for, imported now."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

@@ -98,7 +98,7 @@ class Layout:
         )
 
     @property
-    def says_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Of what a table itself has: maintenance alone knows of ``file_bytes``."""
         return self.partition_by is None and self.cluster_by is None and not self.properties
 
@@ -130,7 +130,7 @@ class Difference:
     text: str
     in_place: bool
 
-    def told(self, table: object) -> str:
+    def with_command(self, table: object) -> str:
         """With what brings it about."""
         if self.in_place:
             return f"{self.text}: it changes with the next changes of the table"

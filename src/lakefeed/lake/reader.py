@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.lake.formats import FORMATS, format_at, named
+from lakefeed.lake.formats import FORMATS, format_at, imported
 from lakefeed.lake.location import lake_root
 from lakefeed.lake.route import Part
 
@@ -52,7 +52,7 @@ def rows_at(path: str) -> StoredRows | None:
     name = format_at(path)
     if name is None:
         return None
-    rows: StoredRows = named(FORMATS[name].rows)(path)
+    rows: StoredRows = imported(FORMATS[name].rows)(path)
     return rows
 
 

@@ -70,7 +70,7 @@ class SparkTable:
         self._turn = turn or threading.RLock()
         self._key: tuple[str, ...] | None = None
         self._resolved: Resolved | None = None
-        self._is_laid_out = store.layout.says_nothing
+        self._is_laid_out = store.layout.is_empty
 
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
@@ -134,7 +134,7 @@ class SparkTable:
 
     def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> MadeBy | None:
         self._rule.require(generation)
-        if self._rule.rule.is_nothing:
+        if self._rule.rule.is_empty:
             return None
         session = cache(self._sessions.child)
         ruled = resolved(self._rule.rule, mapping.schema(schema), self.route.table, session)
@@ -152,7 +152,7 @@ class SparkTable:
         return self._store.is_in_place([self._mode.schema(one) for one in path])
 
     def laid_out_otherwise(self) -> tuple[Difference, ...]:
-        return () if self._store.layout.says_nothing else self._store.laid_out_otherwise()
+        return () if self._store.layout.is_empty else self._store.laid_out_otherwise()
 
     def apply(self, window: Window, generation: int) -> Applied:
         """Each of the steps is skipped if the table has it. A window without changes makes no commit.
@@ -222,7 +222,7 @@ class SparkTable:
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
                     raise not_where_expected(self.location, found.number, applied.number)
-            if not self._rule.rule.is_nothing or any(one.replaced for one in window.segments):
+            if not self._rule.rule.is_empty or any(one.replaced for one in window.segments):
                 self._rule.add(generation, touched_by_window(session, own, dict(self._rule.rule.early)))
             hit("lake.after_commit")
             return applied

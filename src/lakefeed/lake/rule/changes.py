@@ -38,7 +38,7 @@ LEFT_OUT = "where: rows left out"
 EARLY = "mask before the journal"
 REPLACED = "out_of_range"
 
-_HELD = "_lakefeed_holds"  # does the condition hold after this event?
+_HOLDS = "_lakefeed_holds"  # does the condition hold after this event?
 _KEPT = "_lakefeed_kept_"  # prefix: what the rule has made of columns that may be unsent
 _STORED = "_lakefeed_of_table"  # is it the table's row, and no change?
 _GONE = (int(Operation.DELETE), int(Operation.TRUNCATE))
@@ -89,7 +89,7 @@ def ruled_changes(
     kept = {name: one for name, one in kept.items() if name in changes.columns}
     holds = _holds(changes, window) if ruled.where is not None else F.lit(True)  # 2
     if ruled.where is not None:
-        changes = changes.withColumn(_HELD, holds)
+        changes = changes.withColumn(_HOLDS, holds)
     if _STORED in changes.columns:
         changes = changes.where(~F.col(_STORED)).drop(_STORED)
 
@@ -97,8 +97,8 @@ def ruled_changes(
     if ruled.where is not None:  # 3
         passed_over = F.col(OP).isin(*_MADE, int(Operation.BEFORE)) if is_log else F.col(OP) == int(Operation.BEFORE)
         passed_over = passed_over if is_keyed else F.col(OP) != int(Operation.TRUNCATE)
-        changes = changes.where(F.col(_HELD) | ~passed_over)
-        is_live = is_live & F.col(_HELD) if is_keyed else is_live
+        changes = changes.where(F.col(_HOLDS) | ~passed_over)
+        is_live = is_live & F.col(_HOLDS) if is_keyed else is_live
     gone = F.when(F.col(OP) == int(Operation.TRUNCATE), F.col(OP)).otherwise(
         F.lit(int(Operation.DELETE)).cast("tinyint")
     )
@@ -115,7 +115,7 @@ def ruled_changes(
         values.append(value.alias(one.column.name))
     carried = {name: _all(flags[given] for given in _inputs(window, name) if given in flags) for name in own_flags}
     carried |= {name: carried[name] | F.col(kept).isNotNull() for name, kept in by_column.items()}
-    rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HELD, ABSENT)]
+    rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HOLDS, ABSENT)]
     rest = [name for name in rest if name not in flags.values() and name not in by_column.values()]
     extra = [absent_names(carried).alias(ABSENT)] if ABSENT in changes.columns else []
     op = F.when(is_live, F.col(OP)).otherwise(gone) if is_keyed else F.col(OP)

@@ -24,7 +24,7 @@ from lakefeed.storage.local import LocalStorage
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRule:
     """What the file says. ``rule`` is None where it has secrets; ``touched`` are values, and rows left out."""
 
     generation: int
@@ -39,7 +39,7 @@ def rule_file(lake: Storage, pipeline: str, table: TableId) -> StoredFile:
     return StoredFile(lake.below(), table_path(f"_lakefeed/{pipeline}/rules", table) + ".json")
 
 
-def read_recorded(place: StoredFile | Path) -> Recorded | None:
+def read_rule(place: StoredFile | Path) -> RecordedRule | None:
     data = _stored(place).read()
     if data is None:
         return None
@@ -51,7 +51,7 @@ def read_recorded(place: StoredFile | Path) -> Recorded | None:
             remedy="Restore it, or copy the table again with lakefeed rebuild FILE TABLE --from-source.",
         ) from error
     rule = RowRule.from_json(body["rule"]) if body["rule"] is not None else None
-    return Recorded(body["generation"], body["fingerprint"], body["described"], rule, body["touched"])
+    return RecordedRule(body["generation"], body["fingerprint"], body["described"], rule, body["touched"])
 
 
 def _stored(place: StoredFile | Path) -> StoredFile:
@@ -64,29 +64,29 @@ class TableRule:
     def __init__(self, rule: RowRule, table: TableId, place: StoredFile | Path | None = None) -> None:
         self.rule = rule
         self._table = table
-        self._place = _stored(place) if place is not None else None
-        self._known: Recorded | None = None
+        self._file = _stored(place) if place is not None else None
+        self._known: RecordedRule | None = None
         self._is_read = False
         self.required: int | None = None
         """The generation whose rows were found to be made by the rule: it needs no second look."""
 
-    def newest(self) -> Recorded | None:
+    def newest(self) -> RecordedRule | None:
         """What is on record of the table's newest life; None: its rows are the source's."""
-        if not self._is_read and self._place is not None:
-            self._known, self._is_read = read_recorded(self._place), True
+        if not self._is_read and self._file is not None:
+            self._known, self._is_read = read_rule(self._file), True
         return self._known
 
-    def recorded(self, generation: int) -> Recorded | None:
+    def recorded(self, generation: int) -> RecordedRule | None:
         """The same of one life of the table."""
         known = self.newest()
         return known if known is not None and known.generation == generation else None
 
     def begin(self, generation: int) -> None:
         """The rows of this generation are about to be made by the rule. Idempotent; durable."""
-        if self._place is None:
+        if self._file is None:
             return
-        if self.rule.is_nothing:
-            self._place.storage.remove([self._place.name])
+        if self.rule.is_empty:
+            self._file.storage.remove([self._file.name])
             self._known, self._is_read = None, True
         elif self.recorded(generation) is not None:
             self.require(generation)
@@ -97,8 +97,8 @@ class TableRule:
         """TableStoppedError if the rows were made by another rule than the configuration has now."""
         known = self.recorded(generation)
         made_by = known.fingerprint if known is not None else RowRule().fingerprint
-        mine = RowRule().fingerprint if self.rule.is_nothing else self.rule.fingerprint
-        if self._place is not None and made_by != mine:
+        mine = RowRule().fingerprint if self.rule.is_empty else self.rule.fingerprint
+        if self._file is not None and made_by != mine:
             was = known.described if known is not None else RowRule().describe()
             now = self.rule.describe()
             change = f"from '{was}' to '{now}'" if was != now else f"in what is not shown of '{now}', such as the salt"
@@ -115,7 +115,7 @@ class TableRule:
         A table without a rule gets a file once ``out_of_range`` has replaced a value of it.
         """
         known = self.recorded(generation)
-        if any(touched.values()) and (known is not None or self.rule.is_nothing):
+        if any(touched.values()) and (known is not None or self.rule.is_empty):
             before = known.touched if known is not None else {}
             self._save(generation, Counter(before) + Counter(touched), fsync=False)
 
@@ -126,7 +126,7 @@ class TableRule:
         return known.touched if known is not None else {}
 
     def _save(self, generation: int, touched: Mapping[str, int], *, fsync: bool = True) -> None:
-        if self._place is None:
+        if self._file is None:
             return
         rule = self.rule
         is_secret = rule.has_secrets or any(kind in KEYED for _, kind in rule.mask)
@@ -138,5 +138,5 @@ class TableRule:
             "touched": dict(touched),
         }
         data = json.dumps(body, ensure_ascii=False, indent=1).encode()
-        (self._place.storage if fsync else self._place.storage.without_fsync()).replace(self._place.name, data)
-        self._known, self._is_read = read_recorded(self._place), True
+        (self._file.storage if fsync else self._file.storage.without_fsync()).replace(self._file.name, data)
+        self._known, self._is_read = read_rule(self._file), True

@@ -73,7 +73,7 @@ class RowRule:
         return not self.has_values and not self.rename and self.naming == "as_is"
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """It says nothing at all, so that there is nothing to write down."""
         return self.is_plain and not self.early
 
@@ -85,7 +85,7 @@ class RowRule:
     def name(self, column: str) -> str:
         """What a column of the source is called in the lake."""
         renamed = dict(self.rename).get(column)
-        return renamed if renamed is not None else named(column, self.naming)
+        return renamed if renamed is not None else lake_name(column, self.naming)
 
     def describe(self) -> str:
         """For people: what it does, and nothing that may be secret."""
@@ -140,7 +140,7 @@ class RowRule:
         )
 
 
-def named(column: str, naming: str) -> str:
+def lake_name(column: str, naming: str) -> str:
     """A column's name by a naming: ``Order ID`` is ``order_id`` in snake case."""
     if naming == "snake_case":
         words = _NO_WORD.sub("_", _WORD_ENDS.sub("_", column)).strip("_").lower()

@@ -113,7 +113,7 @@ def connecting(remote: str, settings: Mapping[str, str], formats: Sequence[str])
             try:
                 for known in made:
                     known.conf.get(CORES)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # raised again, unless a new session may do
                 _require_lost_session(error)
                 made.clear()
             if not made:
