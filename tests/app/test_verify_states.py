@@ -182,4 +182,4 @@ def test_a_source_table_that_feeds_no_lake_table_because_of_another_is_never_equ
     equal = Comparison(table=TableId("main", "t"), source_rows=0, lake_rows=0)
     monkeypatch.setattr("lakefeed.verify.pipeline.PipelineVerification._compared", lambda *_: equal)
     (problem,) = answer(file, capsys, 1)["problems"]
-    assert problem.startswith("source tables main.u and main.t are both to feed the lake table main.log, which main.t")
+    assert problem.startswith("source tables main.u and main.t would both feed the lake table main.log, which main.t")
