@@ -94,7 +94,7 @@ def test_the_file_that_init_writes_for_postgres_is_valid(tmp_path: Path) -> None
     [
         ("dsn: host=h dbname=shop password=${PW}", "path: shop.db", "source.path belongs to sqlite; valid keys of"),
         ("dsn: host=h dbname=shop password=${PW}", "tables: [a]", "line 2: source.dsn is missing"),
-        ("kind: postgres", "kind: postgres\n  capture: trigger", "'trigger' is not there yet; available now: log"),
+        ("kind: postgres", "kind: postgres\n  capture: trigger", "this version does not have 'trigger' yet; available: log"),  # noqa: E501
         ("kind: postgres", "kind: postgres\n  provision: maybe", "line 4: source.provision: 'maybe' must be true or"),
         ("kind: postgres", "kind: postgres\n  text_columns: a.b.c", "source.text_columns: 'a.b.c' must be a list"),
         ("kind: postgres", "kind: postgres\n  tabels: [a]", "no key 'tabels' in source; valid keys are kind, cap"),
@@ -195,13 +195,13 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("kind: sqlite", "kind: sqlserver", "'sqlserver' is not there yet; available now: sqlite, postgres, mysql, mariadb"),  # noqa: E501
+        ("kind: sqlite", "kind: sqlserver", "this version does not have 'sqlserver' yet; available: sqlite, postgres, mysql, mariadb"),  # noqa: E501
         ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite, postgres, mysql, mariadb; did you mean sqlite?"),  # noqa: E501
-        ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
+        ("path: shop.db", "path: shop.db\n  capture: log", "capture: this version does not have 'log' yet; available: trigger"),  # noqa: E501
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
         ("path: ./lake", "path: hdfs://host/lake", "lake.path: no storage is known for hdfs://"),
-        ("path: ./lake", "path: gs://bucket/lake", "lake.path: tables can be in an object store that speaks S3"),
+        ("path: ./lake", "path: gs://bucket/lake", "lake.path: of object stores, tables can only be in one with S3"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
 )  # fmt: skip
@@ -290,7 +290,7 @@ def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
         ("", "must be a mapping of keys to values, and is empty"),
         ("- a\n- b\n", "and is a list"),
         ("just text", "and is a single value"),
-        ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML takes spaces only"),
+        ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML allows spaces only"),
         ("a: \x01", "is not YAML"),
         ("pipeline: {shop\n", "line 2: this is not YAML"),  # where the file has ended
         ("a: 2026-13-45", "is not YAML: month must be in 1..12"),
@@ -416,7 +416,7 @@ def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_i
             "spark.remote: Iceberg tables are committed through",
             "delta",
         ),
-        ("", "{remote: 'sc://host', master: yarn}", "spark.master cannot be chosen beside spark.remote", "Remove"),
+        ("", "{remote: 'sc://host', master: yarn}", "spark.master has no effect beside spark.remote", "Remove"),
         (
             "",
             "{remote: 'sc://host', app_name: x, packages: false}",

@@ -129,7 +129,7 @@ def test_a_table_that_a_pattern_matches_and_the_source_cannot_offer_is_named_wit
     put(states, "t", Phase.STAGED)
     assert answer(file, capsys, 1)["not_followed"] == {"main.v": "it is a view; capture the tables under it"}
     assert cli.execute(["verify", str(file)]) == 1
-    assert "main.v is not followed: it is a view; capture the tables under it\n" in capsys.readouterr().out
+    assert "main.v is not captured: it is a view; capture the tables under it\n" in capsys.readouterr().out
 
 
 def test_a_pattern_that_matches_nothing_any_more_is_a_problem_and_not_the_end_of_the_comparison(
