@@ -104,7 +104,7 @@ def test_run_does_not_wait_for_what_it_left_behind(
     with pytest.raises(Exited) as left:
         cli.execute(["run", str(config)])
     assert left.value.args == (0,)
-    assert "Stopped, without waiting for a merge; the next start does it again." in capsys.readouterr().err
+    assert "Stopped without waiting for a merge; the next start does it again." in capsys.readouterr().err
 
 
 def test_a_command_ends_without_a_question_that_nobody_answered() -> None:

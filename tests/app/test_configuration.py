@@ -200,7 +200,7 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
         ("path: shop.db", "path: shop.db\n  capture: log", "capture: this version does not have 'log' yet; available: trigger"),  # noqa: E501
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
-        ("path: ./lake", "path: hdfs://host/lake", "lake.path: no storage is known for hdfs://"),
+        ("path: ./lake", "path: hdfs://host/lake", "lake.path: Lakefeed knows no storage for hdfs://"),
         ("path: ./lake", "path: gs://bucket/lake", "lake.path: of object stores, tables can only be in one with S3"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
@@ -211,7 +211,7 @@ def test_a_wrong_choice_is_answered_with_what_there_is(tmp_path: Path, old: str,
 
 def test_a_kind_that_is_not_there_yet_hides_what_follows_from_it(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: sqlserver\n  dsn: mysql://u@h/d"))
-    assert "source.kind: 'sqlserver'" in text
+    assert "source.kind: this version does not have 'sqlserver' yet" in text
     assert "dsn" not in text
     assert "missing" not in text
 
@@ -287,9 +287,9 @@ def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("pipeline: [shop\nsource:", "line 2: this is not YAML"),
-        ("", "must be a mapping of keys to values, and is empty"),
-        ("- a\n- b\n", "and is a list"),
-        ("just text", "and is a single value"),
+        ("", "must be a mapping of keys to values, but is empty"),
+        ("- a\n- b\n", "but is a list"),
+        ("just text", "but is a single value"),
         ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML allows spaces only"),
         ("a: \x01", "is not YAML"),
         ("pipeline: {shop\n", "line 2: this is not YAML"),  # where the file has ended
@@ -416,7 +416,7 @@ def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_i
             "spark.remote: Iceberg tables are committed through",
             "delta",
         ),
-        ("", "{remote: 'sc://host', master: yarn}", "spark.master has no effect beside spark.remote", "Remove"),
+        ("", "{remote: 'sc://host', master: yarn}", "spark.master cannot be set beside spark.remote", "Remove"),
         (
             "",
             "{remote: 'sc://host', app_name: x, packages: false}",

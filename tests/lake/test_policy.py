@@ -336,7 +336,7 @@ def test_each_ignored_column_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
     for step in pairwise(path):
         decisions.decide(decisions.after(step, 1), step, 1)
     told = [record.getMessage() for record in caplog.records]
-    assert [said.split("column '")[1][0] for said in told if "is ignored" in said] == ["n", "x"]
+    assert [said.split("column '")[1][0] for said in told if "ignores the source" in said] == ["n", "x"]
 
 
 def test_a_damaged_decision_is_an_error_and_not_a_guess(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_t25_what_matches_nothing_is_named() -> None:
     ("make", "problem"),
     [
         (lambda: Rule("t", only=True), "has only, and no name"),
-        (lambda: Rule("t", rows=RowOptions(sensitive=True)), "has no mask that could be applied"),
+        (lambda: Rule("t", rows=RowOptions(sensitive=True)), "has no mask to apply"),
         (
             lambda: Rule("t", name="u", rows=RowOptions(mask={"a": "null"}, sensitive=True)),
             "a name and sensitive masks",
@@ -100,7 +100,7 @@ def test_t25_what_matches_nothing_is_named() -> None:
         (lambda: Routes(Mirror(), [Rule("t", rows=RowOptions(mask={"a": "hash"}))]), "needs a salt"),
         (
             lambda: Routes(Mirror(), [Rule("t", rows=RowOptions(mask={"a": "hush"}))]),
-            "is not one that this version has",
+            "this version has no mask",
         ),
         (lambda: Layout(partition_by=("weeks(a)",)), "is not a partition"),
         (lambda: Layout(partition_by=("bucket(a)",)), "is not a partition"),

@@ -131,7 +131,7 @@ def _connecting(remote: str, config: Config) -> Callable[[], SparkSession]:
     if others := sorted(config.spark.model_fields_set & {"master", "app_name", "packages"}):
         named = " and ".join(f"spark.{key}" for key in others)
         raise ConfigError(
-            f"{named} has no effect beside spark.remote: the server has its own",
+            f"{named} cannot be set beside spark.remote: the server has its own",
             remedy=f"Remove {named}, or remove spark.remote.",
         )
     if not remote.startswith("sc://"):
