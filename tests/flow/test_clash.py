@@ -88,7 +88,9 @@ def test_a_table_that_is_left_is_taken_over_only_by_the_printed_command(lake: Me
         until(lambda: 8 in ids(lake, "main.b"))
     assert ids(lake, "main.all") == {0, 1}, "a dropped table stays as it was"
     (blocked,) = pipeline.status().blocked
-    assert blocked.remedy.startswith('To replace its rows: pipeline.rebuild("main.all", from_source=True). Or to keep them')
+    assert blocked.remedy.startswith(
+        'To replace its rows: pipeline.rebuild("main.all", from_source=True). Or to keep them'
+    )
     capture.content.rows[B.table].append({"id": 8, "v": "x"})
     pipeline.rebuild("main.all", from_source=True)
     with pipeline_of(capture, lake) as again:
