@@ -1,4 +1,4 @@
-"""How far Spark is with the jobs of one pipeline, by what its tasks report, at their ends and every ten seconds."""
+"""How far Spark is with the jobs of one pipeline. Its tasks report at their ends and every ten seconds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FIGURES = (
 
 
 def job_progress(session: SparkSession | None, pool: str) -> object:
-    """Another value whenever tasks of the scheduler's ``pool``, or of none, have got on. None where nothing runs.
+    """A value that changes whenever tasks of the scheduler's ``pool``, or of none, make progress. None if nothing runs.
 
-    Each time another value, too, where nobody can tell: on Spark Connect, and while no task has a core to run on.
+    It also changes at every call where nobody can tell: on Spark Connect, and while no task has a core to run on.
     """
     if session is None:
         return None
