@@ -102,6 +102,20 @@ def rows(frame: DataFrame, columns: str = "id, amount, note") -> list[tuple[Any,
     return sorted((tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect()), key=repr)
 
 
+def test_the_files_of_many_small_change_sets_are_opened_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The rows that the changes replace, and those that they leave: both come from one pass over the journal."""
+    bank, chance = Bank(spark, tmp_path, Delta), random.Random(3)
+    bank.sync()
+    for _ in range(4):
+        bank.transfer(chance)
+        bank.capture()
+    found = current(spark, bank.lake, "main.savings")
+    assert rows(found) == bank.rows("savings")
+    plan: Any = found._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("InMemoryFileIndex(4 paths)") == 1, plan
+    assert "ReusedExchange" in plan
+
+
 @pytest.mark.parametrize("kind", [Delta, pytest.param(Iceberg, marks=pytest.mark.slow)])
 def test_every_moment_is_whole_whatever_the_lake_tables_have_by_then(
     spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lakefeed.change.batch import OP
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
@@ -71,6 +72,8 @@ class MergeRows:
 
     rows: DataFrame
     condition: str
+    bounds: str | None = None
+    """What every row of the table that matches meets, too: between which keys it lies. Files are skipped by it."""
     deletes: str | None = None
     updates: Mapping[str, str]
     inserts: Mapping[str, str]
@@ -79,6 +82,11 @@ class MergeRows:
     count: int
     within: Replaceable | None = None
     """The only files that may have matching rows, where an extent found them (``Extent.replaceable``); None: all."""
+
+    @property
+    def on(self) -> str:
+        """The condition with the bounds."""
+        return f"{self.condition} AND {self.bounds}" if self.bounds else self.condition
 
     def statement(self, table: str, view: str) -> str:
         """The merge as one MERGE statement; ``view`` has the rows."""
@@ -90,7 +98,7 @@ class MergeRows:
             f"WHEN NOT MATCHED{f' AND {self.inserts_if}' if self.inserts_if else ''}",
             f"THEN INSERT ({names}) VALUES ({values})",  # noqa: S608  # names are quoted
         ]
-        return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *clauses])
+        return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.on}", *clauses])
 
     def merged(self, stored: DataFrame) -> DataFrame:
         """The rows of the table after the merge, if it has ``stored`` before. A plan: Spark runs nothing yet."""
@@ -101,7 +109,11 @@ class MergeRows:
         names = [name for name in stored.columns if name in self.inserts]
         new = [F.expr(self.inserts[name]).alias(name) for name in names]
         inserted = self.rows.alias("s").where(self.inserts_if or "true")
-        if self.replaces:  # one pass over the table
+        if self.replaces:
+            # One pass over the table, and one over the changes. Spark computes what the two uses of ``rows`` have in
+            # common once, if it looks the same to the last filter: hence no bounds here, and a column of the last
+            # change that the first use asks for, too.
+            rows = rows.where(f"{OP} IS NOT NULL") if OP in rows.columns else rows
             kept = stored.alias("t").join(rows.alias("s"), on, "left_anti").select(*map(quoted, names))
             return kept.unionByName(inserted.select(*new))
         met = stored.alias("t").join(rows.alias("s"), on, "left_semi")

@@ -142,10 +142,10 @@ class StoreDelta(DeltaStore):
         old = step.within if step.within is not None else self._all_files()
         touched = Replaceable(old.version, ())
         if old.files:
-            used = [name for name in self._columns.names if f"t.{quoted(name)}" in step.condition]
+            used = [name for name in self._columns.names if f"t.{quoted(name)}" in step.on]
             rows = F.broadcast(step.rows) if step.count <= BROADCAST_ROWS else step.rows
             stored = self.located(session, old, used).alias("t")
-            met = stored.join(rows.alias("s"), F.expr(step.condition), "left_semi").select(FILE).distinct().collect()
+            met = stored.join(rows.alias("s"), F.expr(step.on), "left_semi").select(FILE).distinct().collect()
             named = paths_of([str(one[0]) for one in met], self.location, old.files)
             touched = Replaceable(old.version, tuple(named.values()))
         with self._lock:

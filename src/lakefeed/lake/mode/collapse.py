@@ -37,6 +37,8 @@ _TRUNCATES = "_lakefeed_truncates"
 
 _LEAST_ROWS = 20_000
 """From so many rows in a window on, it pays to read it twice."""
+_SMALL_ROWS = 1_000
+"""Of a segment, below which to open its file again costs more than to aggregate whole rows."""
 
 
 def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) -> DataFrame:
@@ -53,7 +55,8 @@ def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) 
     own = [name for name in rest if keep_deleted and not name.startswith("_lakefeed_")]
     is_delete = F.col(OP) == int(Operation.DELETE)
 
-    if not keep_deleted and not incomplete and _LEAST_ROWS <= window.counts.total <= BROADCAST_ROWS:
+    are_large = window.counts.total >= max(_LEAST_ROWS, _SMALL_ROWS * len(window.segments))
+    if not keep_deleted and not incomplete and are_large and window.counts.total <= BROADCAST_ROWS:
         # Find each key's last seq over narrow columns, then read the rows of these. To aggregate whole rows, Spark
         # would sort them twice and shuffle them.
         newest = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(F.max(SEQ).alias(SEQ)).select(SEQ)
@@ -73,6 +76,9 @@ def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) 
     for name, flag in incomplete.items():
         sent_at = F.when(F.col(flag) & ~is_delete, F.col(SEQ))  # a delete carries nothing
         found += [F.max_by(F.col(quoted(name)), sent_at).alias(_VALUE + flag), F.max(sent_at).alias(_SENT + flag)]
+    keyed = [F.col(quoted(column.name)) for column in window.target.key_columns if not column.nullable]
+    for column in keyed:  # true of every change; a join by the key would add it to one of two uses, see ``merged``
+        changes = changes.where(column.isNotNull())
     grouped = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(*found)
 
     values = []

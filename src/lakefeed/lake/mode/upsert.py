@@ -153,7 +153,8 @@ def merge_step(
     within = bounds.condition("t") if bounds is not None else None
     return MergeRows(
         rows=changes,
-        condition=" AND ".join(part for part in (matches(window), own.only, within) if part),
+        condition=f"{matches(window)} AND {own.only}" if own.only else matches(window),
+        bounds=within,
         deletes=None if own.keeps_deleted else f"s.{OP} = {int(Operation.DELETE)}",
         updates={**sets, **own.onto},
         inserts=new,
@@ -180,17 +181,17 @@ def mark_step(session: SparkSession, store: TableStore, window: Window, merge: M
     inserted = merge.rows.alias("s").where(merge.inserts_if or "true")
     if merge.replaces:
         keys = window_keys(session, window).alias("s")
-        stored = store.located(session, old, of_table(names, [merge.condition])).alias("t")
-        met = stored.join(F.broadcast(keys) if few else keys, F.expr(merge.condition), "left_semi")
+        stored = store.located(session, old, of_table(names, [merge.on])).alias("t")
+        met = stored.join(F.broadcast(keys) if few else keys, F.expr(merge.on), "left_semi")
         rows = packed(inserted.select(*inserts), window)
         return MarkRows(gone=met.select(FILE, ROW), rows=rows, old=old, count=merge.count)
 
     values = {name: merge.updates.get(name, f"t.{quoted(name)}") for name in names}
-    used = of_table(names, [merge.condition, merge.deletes or "", *values.values()])
+    used = of_table(names, [merge.on, merge.deletes or "", *values.values()])
     changes = merge.rows.alias("s")
     stored = store.located(session, old, used).alias("t")
     gone = F.expr(merge.deletes or "false")
-    met = stored.join(F.broadcast(changes) if few else changes, F.expr(merge.condition), "inner").select(
+    met = stored.join(F.broadcast(changes) if few else changes, F.expr(merge.on), "inner").select(
         # A deleted row needs only its key; its other values may be unknown.
         *(
             (F.expr(value) if name in window.target.key else F.when(~gone, F.expr(value))).alias(name)
