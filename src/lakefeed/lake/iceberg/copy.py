@@ -69,7 +69,7 @@ def load_table(
         # How many versions of the metadata the table is to have after the copy: its owner's choice, or ours.
         versions = found.get(_VERSIONS_AFTER, found.get(_VERSIONS, properties[_VERSIONS]))
         if record is not None:
-            addition = store.java.appending()  # 1
+            addition = store.library.appending()  # 1
         else:
             # While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end.
             kept = max(int(versions), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
@@ -85,7 +85,7 @@ def load_table(
             if metadata is None:
                 made_with = {**properties, **recorded, "comment": copy.description}
                 described = schema_json(own, copy.comments.columns)
-                addition = store.java.making(described, made_with, store.layout)  # 1
+                addition = store.library.making(described, made_with, store.layout)  # 1
             else:
                 columns = replacements(current_schema(metadata), schema_json(own, copy.comments.columns))
                 if store.part is not None:  # the columns of the other parts stay
@@ -94,7 +94,10 @@ def load_table(
                     recorded["comment"] = copy.comments.table
                 store.refuse_used(columns)
                 recorded |= dict(store.layout.properties)
-                addition = store.java.replacing(columns, recorded, store.layout, store.part)  # 1
+                addition = store.library.replacing(columns, recorded, store.layout, store.part)  # 1
+        if (found_since := store.record(copy.generation)) != record:  # another process, between the two
+            record = found_since
+            continue
         before = record.copied if record is not None else Copied()
         stored = with_field_ids(lake_arrow(own), addition.schema)
         write = partial(

@@ -61,7 +61,9 @@ class JavaCatalog:
 
 
 class JavaTable:
-    """One table of a catalog."""
+    """One table of a catalog: see ``library.TableLibrary``."""
+
+    takes_files = True
 
     def __init__(self, catalog: JavaCatalog, namespace: Sequence[str], name: str) -> None:
         self._catalog = catalog

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 SPARK_VERSION = "4.1"
 
-ICEBERG_ON_CONNECT = "Iceberg tables are committed through the JVM of a classic Spark session; Spark Connect gives none"
-WITHOUT_CONNECT = "Set spark.master instead of spark.remote (in Python, give a classic session), or lake.format: delta."
-
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 """What the value of a rule's expression depends on beside the row."""
 
@@ -314,8 +311,6 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
 def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:
     """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
     driver = Driver(session)
-    if not driver.has_jvm and "iceberg" in formats:
-        raise SparkSetupError(ICEBERG_ON_CONNECT, remedy=WITHOUT_CONNECT)
     try:
         version, extensions = session.version, session.conf.get("spark.sql.extensions", "")
     except Exception as error:
@@ -372,6 +367,13 @@ class Sessions:
     def started(self) -> SparkSession | None:
         """The session whose children these are; None before the first was needed."""
         return self._parent
+
+    def parent(self) -> SparkSession:
+        """The session whose children these are, made if it must be."""
+        with self._lock:
+            if self._parent is None:
+                self._parent = self._spark()
+            return self._parent
 
     def child(self) -> SparkSession:
         with self._lock:
