@@ -125,7 +125,7 @@ class IcebergFormat(RoutedFormat):
         return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
 
     def progress(self) -> object:
-        return job_progress(self._sessions.started, self._pipeline)
+        return job_progress(self._sessions.started, self._pipeline, self._sessions.reports)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

@@ -24,6 +24,7 @@ from lakefeed.lake.spark.error import first_line, server_lost, session_lost
 from lakefeed.lake.spark.files import use_local_files
 from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
+from lakefeed.lake.spark.progress import Reports
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -362,6 +363,8 @@ class Sessions:
         self._settings = settings
         self._lock = threading.Lock()
         self._parent: SparkSession | None = None
+        self.reports = Reports()
+        """What a server of Spark Connect has reported to these sessions."""
 
     @property
     def started(self) -> SparkSession | None:
@@ -395,4 +398,5 @@ class Sessions:
                 session = Driver(self._parent).child()
         for name, value in {**_SAME_EVERYWHERE, **self._settings}.items():
             session.conf.set(name, value)
+        Driver(session).report_to(self.reports.note)
         return session
