@@ -276,11 +276,11 @@ class TestTable(Pair):
         assert [row["id"] for row in self.stored(tmp_path).scan().to_arrow().to_pylist()] == [Decimal(1)]
 
     def test_a_layout_is_the_tables_and_changes_with_a_new_copy(self, schema: TableSchema, tmp_path: Path) -> None:
-        rule = Rule("t", only=True, layout=Layout(partition_by=("bucket(4, id)",), cluster_by=("v",)))
+        rule = Rule("t", layout=Layout(partition_by=("bucket(4, id)",), cluster_by=("v",)))
         self.copied(schema, tmp_path, rules=[rule])
         assert [str(one) for one in self.stored(tmp_path).spec().fields] == ["1000: id_bucket: bucket[4](1)"]
         assert [one.source_id for one in self.stored(tmp_path).sort_order().fields] == [2]
-        other = Rule("t", only=True, layout=Layout(partition_by=("v", "truncate(2, v)"), cluster_by=("id",)))
+        other = Rule("t", layout=Layout(partition_by=("v", "truncate(2, v)"), cluster_by=("id",)))
         found = one(self.bound(tmp_path / "lake", rules=[other]), schema)
         found.load(copy_of(schema, [{"id": 5, "v": "abc"}], tmp_path, generation=2), lambda _: None)
         assert [one.name for one in self.stored(tmp_path).spec().fields] == ["v", "v_trunc"]
