@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from deltalake import DeltaTable
 from tests.cluster.connect_shop import CHUNK, PostgresShop, Shop, change_everything, shop_with_rows
 from tests.postgres.conftest import new_database
 
+from lakefeed.lake.spark.driver import in_tasks
+from lakefeed.lake.spark.progress import Reports, job_progress
+from lakefeed.lake.spark.session import Sessions, connect_session
 from lakefeed.testing.server.object_store import Seaweed
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.spark_connect import SparkConnect
@@ -100,6 +104,28 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
         assert "the Spark Connect server does not answer" in said
         assert "Traceback" not in said
         assert "no server answers at" in shop.lakefeed("check", "shop.yaml", expected=3)
+
+
+def test_a_task_that_hangs_is_told_from_tasks_that_end(server: SparkConnect) -> None:
+    sessions = Sessions(lambda: connect_session(server.remote), {})
+    sessions.reports = reports = Reports(task_seconds=3)
+    session = sessions.child()
+
+    def answers(*seconds: float) -> list[bool]:
+        """Whether Spark goes on, asked while tasks of so many seconds each run."""
+        found: list[bool] = []
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(in_tasks, session, lambda one: time.sleep(one), seconds)
+            while not running.done():
+                found.append(job_progress(session, "", reports) != job_progress(session, "", reports))
+                time.sleep(0.1)
+            running.result()
+        return found
+
+    assert all(answers(*[0.5] * 20))
+    hanging = answers(9)
+    assert all(hanging[:20]), "it may take its time"
+    assert not any(hanging[60:-10]), "and not for ever"
 
 
 def test_workers_without_lakefeed_are_named_before_anything_is_copied(tmp_path: Path) -> None:

@@ -287,6 +287,9 @@ class TestTable(Pair):
         assert [one.source_id for one in self.stored(tmp_path).sort_order().fields] == [1]
         assert self.stored(tmp_path).scan().to_arrow().to_pylist() == [{"id": 5, "v": "abc"}]
         assert found.laid_out_otherwise() == ()
+        again = one(self.bound(tmp_path / "lake", rules=[rule]), schema)
+        again.load(copy_of(schema, [{"id": 6, "v": "d"}], tmp_path, generation=3), lambda _: None)
+        assert again.laid_out_otherwise() == (), "what it had before is taken again"
 
     def test_maintenance_packs_and_expires_and_the_record_stays(
         self, log: ScriptedLog, schema: TableSchema, tmp_path: Path
@@ -296,7 +299,7 @@ class TestTable(Pair):
             log.add(batch(schema, [("insert", {"id": number, "v": "n"}), ("update", {"id": 1, "v": str(number)})]))
             found.apply(log.window(schema.table, number - 3, number - 2), 1)
         assert self.library(found).marked_files()
-        result = found.maintain(MaintenanceOptions(most_files=0, keep_hours=0.0, marked_share=0.0), schema.key)
+        result = found.maintain(MaintenanceOptions(most_files=0, keep_hours=0.0, marked_share=0.01), schema.key)
         assert result.packed, result
         assert len(self.stored(tmp_path).metadata.snapshots) < 20
         assert found.applied(1) == Applied(number=13, schema_version=1, rows=15)

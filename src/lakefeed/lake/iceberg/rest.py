@@ -276,15 +276,16 @@ def _altered(metadata: Any, alterations: Sequence[Alteration]) -> tuple[Any, lis
         "identifier-field-ids": current.get("identifier-field-ids", []),
         "fields": altered_fields(current["fields"], metadata.last_column_id, alterations),
     }
-    updates: list[_Json] = [
-        {"action": "add-schema", "schema": made},
-        {"action": "set-current-schema", "schema-id": _LAST_ADDED},
-    ]
+    schema = Schema.model_validate(made)
+    # What the table had once is taken again: a catalog refuses to add it.
+    there = next((one.schema_id for one in metadata.schemas if one == schema), None)
+    updates: list[_Json] = [{"action": "add-schema", "schema": made}] if there is None else []
+    updates.append({"action": "set-current-schema", "schema-id": _LAST_ADDED if there is None else there})
     requirements: list[_Json] = [
         {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
         {"type": "assert-last-assigned-field-id", "last-assigned-field-id": metadata.last_column_id},
     ]
-    return Schema.model_validate(made), updates, requirements
+    return schema, updates, requirements
 
 
 def altered_fields(
@@ -364,13 +365,19 @@ def _field_name(one: Partition) -> str:
 
 def _respecified(table: Any, columns: Any, partitions: Sequence[Partition]) -> list[_Json]:
     """The updates that give a table these partition fields; none if it has them."""
-    there = [(field.source_id, str(field.transform)) for field in table.spec().fields]
-    if there == [(columns.find_field(one.column).field_id, _transform(one)) for one in partitions]:
+    wanted = [(columns.find_field(one.column).field_id, _transform(one), _field_name(one)) for one in partitions]
+    specs = {
+        one.spec_id: [(field.source_id, str(field.transform), field.name) for field in one.fields]
+        for one in table.metadata.partition_specs
+    }
+    if specs[table.metadata.default_spec_id] == wanted:
         return []
+    there = next((number for number, fields in specs.items() if fields == wanted), None)
+    if there is not None:
+        return [{"action": "set-default-spec", "spec-id": there}]
     spec = _partition_spec(columns, partitions, table.metadata.last_partition_id or _FIRST_FIELD - 1)
-    number = 1 + max(one.spec_id for one in table.metadata.partition_specs)
     return [
-        {"action": "add-spec", "spec": {**spec, "spec-id": number}},
+        {"action": "add-spec", "spec": {**spec, "spec-id": 1 + max(specs)}},
         {"action": "set-default-spec", "spec-id": _LAST_ADDED},
     ]
 
@@ -390,9 +397,16 @@ def _sort_order(columns: Any, names: Sequence[str], number: int = 1) -> _Json:
 
 def _sorted_by(table: Any, columns: Any, names: Sequence[str]) -> list[_Json]:
     """The updates that have a table sorted by these columns."""
-    number = 1 + max(order.order_id for order in table.metadata.sort_orders)
+    from pyiceberg.table.sorting import SortOrder
+
+    orders = {order.order_id: order.fields for order in table.metadata.sort_orders}
+    order = _sort_order(columns, names, 1 + max(orders))
+    fields = SortOrder.model_validate(order).fields
+    there = next((number for number, known in orders.items() if known == fields), None)
+    if there is not None:
+        return [{"action": "set-default-sort-order", "sort-order-id": there}]
     return [
-        {"action": "add-sort-order", "sort-order": _sort_order(columns, names, number)},
+        {"action": "add-sort-order", "sort-order": order},
         {"action": "set-default-sort-order", "sort-order-id": _LAST_ADDED},
     ]
 
