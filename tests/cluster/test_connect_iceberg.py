@@ -182,8 +182,9 @@ class TestCommit(Pair):
         addition = self.library(found).appending()
         log.add(batch(schema, [("insert", {"id": 3, "v": "n"})]))
         found.apply(log.window(schema.table, 0, 1), 1)
-        with pytest.raises(ConcurrentModification, match="the table is at snapshot"):
-            addition.commit([], {"lakefeed.owner": "x"}, {})
+        with pytest.raises(ConcurrentModification, match="another process has gone on"):
+            addition.commit([], {"lakefeed.owner": "x"}, {}, lambda: found.applied(1).number == 0)
+        assert found.applied(1) == Applied(number=1, schema_version=1, rows=3)
 
     def test_a_table_that_was_made_and_not_copied_is_copied_by_the_next_process(
         self, schema: TableSchema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,9 @@
 """The copy of one table into Iceberg: Spark tasks write the files, one commit per group of chunks adds them.
 
-  1 a transaction on the table is opened, the first time one that replaces all rows that are there, and only them: what
-    the table's owner set stays (see ``JavaTable.replacing``); it gives the column ids
+  1 an addition to the table is opened, the first time one that replaces all rows that are there, and only them: what
+    the table's owner set stays (see ``TableLibrary.replacing``); it gives the column ids
   2 a group's chunks are read and written in parallel, each to a file of its own name, with those ids
-  3 the transaction adds the files and records how many chunks the table has
+  3 one commit adds the files, or on Spark Connect their rows, and records how many chunks the table has
   4 the last one records the applied number: from then on, and not before, the table counts as copied
 A restart continues after the last recorded chunk. Files of a group that was not committed belong to nothing.
 """
@@ -95,9 +95,6 @@ def load_table(
                 store.refuse_used(columns)
                 recorded |= dict(store.layout.properties)
                 addition = store.library.replacing(columns, recorded, store.layout, store.part)  # 1
-        if (found_since := store.record(copy.generation)) != record:  # another process, between the two
-            record = found_since
-            continue
         before = record.copied if record is not None else Copied()
         stored = with_field_ids(lake_arrow(own), addition.schema)
         write = partial(
@@ -128,11 +125,17 @@ def load_table(
         }
         settled = {_VERSIONS: versions, _VERSIONS_AFTER: None} if is_last else {}
         with store.turn if store.part is not None else nullcontext():
-            addition.commit([one.file for one in written if one.file], store.summary(after, told), settled)  # 3
+            files = [one.file for one in written if one.file]
+            is_expected = partial(_is_at, store, copy.generation, record)
+            addition.commit(files, store.summary(after, told), settled, is_expected)  # 3
         progress(rows)
         hit("lake.during_load")
         record = store.record(copy.generation)
     return Loaded(rows=record.copied.rows, high=record.copied.high)
+
+
+def _is_at(store: IcebergStore, generation: int, record: Record | None) -> bool:
+    return store.record(generation) == record
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class IcebergFormat(RoutedFormat):
                     reader,
                     f"{self._pipeline}/{table}",
                     catalog.location(route.stored),
-                    partial(self._library, reader, route.stored),
+                    partial(self._library, reader, route),
                     self._routes.layout(route),
                     route.part,
                     turn,
@@ -152,16 +152,16 @@ class IcebergFormat(RoutedFormat):
                 )
             return self._tables[route]
 
-    def _library(self, reader: MetadataReader, table: TableId) -> TableLibrary:
+    def _library(self, reader: MetadataReader, route: Route) -> TableLibrary:
         """By the session that there is: a classic one has Iceberg's own."""
         catalog, session = self._catalog, self._sessions.parent()
-        namespace, name = catalog.place(table)
+        namespace, name = catalog.place(route.stored)
         if Driver(session).has_jvm:
             return JavaTable(self._java, namespace, name)
         refuse_without_java(session, catalog)
         if not isinstance(reader, CatalogMetadata):
             raise TypeError(f"a REST catalog is not read by {type(reader).__name__}")
-        copied = table_path(f"{catalog.root}/_lakefeed/{self._pipeline}/copied", table)
+        copied = table_path(f"{catalog.root}/_lakefeed/{self._pipeline}/copied", route.table)
         return RestTable(reader, (catalog.name, *namespace, name), self._sessions.child, copied)
 
 

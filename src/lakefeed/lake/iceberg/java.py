@@ -219,9 +219,13 @@ class Addition:
         return f"{location}/data"
 
     def commit(
-        self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Mapping[str, str | None]
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Mapping[str, str | None],
+        is_expected: Callable[[], bool],
     ) -> None:
-        """``summary`` is the snapshot's, ``properties`` are the table's from here on; one that is None goes.
+        """See ``library.Addition``.
 
         A file is of the partition that it says. Without one it is of none, as the first ones of the table were, also
         where its owner has given it partition fields since: Iceberg knows of each file which fields it was written by.
@@ -261,6 +265,8 @@ class Addition:
         for key, value in summary.items():
             append.set(key, value)
         append.commit()
+        if not is_expected():
+            raise ConcurrentModification("another process has gone on with the copy")
         self._transaction.commitTransaction()
 
 

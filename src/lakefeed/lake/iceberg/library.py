@@ -7,7 +7,7 @@ A classic session has Iceberg's own Java library for that (``java``), a session 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,9 +94,17 @@ class Addition(Protocol):
         """Where tasks put the files: a local path, or an address."""
 
     def commit(
-        self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Mapping[str, str | None]
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Mapping[str, str | None],
+        is_expected: Callable[[], bool],
     ) -> None:
-        """``summary`` is the snapshot's, ``properties`` are the table's from here on; one that is None goes."""
+        """``summary`` is the snapshot's, ``properties`` are the table's from here on; one that is None goes.
+
+        ``is_expected`` reads what the table records. If that is not what the files are to be added to, because another
+        process went on with the copy, nothing is committed, and ConcurrentModification is raised.
+        """
 
 
 @contextmanager

@@ -180,7 +180,7 @@ class RestTable:
 class RestAddition:
     """See ``library.Addition``. The files lie beside the table, and Spark makes a staged snapshot of their rows.
 
-    It is made on what the table was when this was made: if that is another snapshot by then, nothing is committed.
+    1 stage  2 is what the table records what it is to be?  3 publish, if the table still is what 1 was made on
     """
 
     def __init__(
@@ -191,24 +191,26 @@ class RestAddition:
         self._replaces = replaces
         self._part = part
         found = table.reader.table()
-        current = found.current_snapshot()
-        self._on = current.snapshot_id if current is not None else None
         self.schema: dict[str, Any] = json.loads(found.schema().model_dump_json())
         _clear(table.directory)  # what a process that died has left
         self.directory = f"{table.directory}/{uuid.uuid4().hex}"
 
     def commit(
-        self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Mapping[str, str | None]
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Mapping[str, str | None],
+        is_expected: Callable[[], bool],
     ) -> None:
         with self._table.session() as session, staging(session, summary) as attempt:
-            self._write(self._rows(session, files))
+            self._write(self._rows(session, files))  # 1
         table = self._table.reader.table()
         staged = next((one for one in table.metadata.snapshots if (one.summary or {}).get(ATTEMPT) == attempt), None)
         if staged is None:
             raise CommitFailedError(f"Spark wrote no staged snapshot into {self._table.sql_name}")
-        if staged.parent_snapshot_id != self._on:
-            raise ConcurrentModification(f"the table is at snapshot {staged.parent_snapshot_id}, not at {self._on}")
-        self._table.show(table, staged, {**self._properties, **properties})
+        if not is_expected():  # 2
+            raise ConcurrentModification("another process has gone on with the copy")
+        self._table.show(table, staged, {**self._properties, **properties})  # 3
         _clear(self._table.directory)
 
     def _rows(self, session: SparkSession, files: Sequence[DataFile]) -> DataFrame:
