@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitStateUnknownException
 from tests.cluster.connect_shop import CHUNK, Shop, change_everything, shop_with_rows
 from tests.lake.iceberg_rest import rest_catalog
 from tests.lake.test_delta import copy_of
@@ -174,6 +175,22 @@ class TestCommit(Pair):
         assert after.current_snapshot_id == before.current_snapshot_id
         assert len(after.snapshots) == len(before.snapshots) + 1
         assert found.applied(1) == Applied(number=0, schema_version=1, rows=2)
+
+    def test_a_commit_whose_answer_is_lost_is_read_back(
+        self, log: ScriptedLog, schema: TableSchema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = self.copied(schema, tmp_path)
+        library = self.library(found)
+        commit = library.commit
+
+        def lost(*given: Any) -> None:
+            commit(*given)
+            raise CommitStateUnknownException("504 Gateway Timeout")
+
+        log.add(batch(schema, [("insert", {"id": 3, "v": "n"})]))
+        monkeypatch.setattr(library, "commit", lost)
+        assert found.apply(log.window(schema.table, 0, 1), 1) == Applied(number=1, schema_version=1, rows=3)
+        assert self.stored(tmp_path).scan().count() == 3
 
     def test_a_copy_that_another_process_went_on_with_adds_nothing_twice(
         self, log: ScriptedLog, schema: TableSchema, tmp_path: Path
