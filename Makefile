@@ -8,8 +8,8 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 SOURCES := src tests scripts examples $(wildcard bench)
 TESTS ?= tests
-# Each process has its own Spark and its own database servers; files are not split between them. Tests wait for servers
-# four tenths of their time: three processes keep two cores busy.
+# Each process has its own database servers, and two of three have Spark (tests/workers.py); files are not split between
+# them. Tests wait for servers four tenths of their time: three processes keep two cores busy.
 WORKERS ?= 3
 
 .PHONY: help setup venv demo check test slow trust cluster azure browser audit matrix recipes first-hour fmt lock schema points types api docs picture dist release-check clean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +12,7 @@ from tests import jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.workers import SparkScheduling
 
 # A busy machine is no finding: how long one example takes says nothing. Loaded before any test is imported.
 settings.register_profile("lakefeed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The few that take minutes come first, so that no process has them left when the others are done."""
     items.sort(key=lambda item: item.get_closest_marker("crash") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkScheduling | None:
+    """For ``make test``: see ``tests.workers``."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.workers import SparkScheduling
+
+    return SparkScheduling(config, log)
 
 
 def pytest_report_header() -> str:

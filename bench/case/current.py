@@ -112,12 +112,15 @@ def _queried(bench: Bench, spark: SparkSession, fmt: str, dsn: str, sizes: tuple
                     started = time.time()
                     _newest(_plain(spark, fmt, table))
                     plain.append(time.time() - started)
-        started = time.time()
-        asked.append((started, time.time(), _newest(current(spark, lake, f"public.{TABLE}"))))
+        commits = json.loads((place / "ticks").read_text())
+        while not asked or asked[-1][2] < len(commits):  # the last transactions may not be in the journal yet
+            started = time.time()
+            newest = _newest(current(spark, lake, f"public.{TABLE}"))
+            asked.append((started, time.time(), newest))
+            assert time.monotonic() < deadline, f"only {newest} of {len(commits)} transactions are shown"
         pipeline.stop()
         running.join()
         pipeline.uninstall()
-    commits = json.loads((place / "ticks").read_text())
     skipped = warm * RATE // SIZE
     waits = [
         next(ended for _, ended, newest in asked if newest >= tick) - committed

@@ -21,7 +21,7 @@ from tests.reading.journals import add_people, opened
 from lakefeed.app import cli
 from lakefeed.app.build import build_pipeline
 from lakefeed.app.config import load_config
-from lakefeed.app.output import LogLines, seconds_text, show_note, show_object, show_table, speak_of
+from lakefeed.app.output import LogLines, seconds_text, set_file, show_note, show_object, show_table
 from lakefeed.errors import TableStoppedError
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.journal.journal import Journal
@@ -104,7 +104,7 @@ def test_run_does_not_wait_for_what_it_left_behind(
     with pytest.raises(Exited) as left:
         cli.execute(["run", str(config)])
     assert left.value.args == (0,)
-    assert "Stopped, without waiting for a merge; the next start does it again." in capsys.readouterr().err
+    assert "Stopped without waiting for a merge; the next start does it again." in capsys.readouterr().err
 
 
 def test_a_command_ends_without_a_question_that_nobody_answered() -> None:
@@ -193,7 +193,7 @@ def test_a_java_home_that_leads_nowhere_is_a_warning_or_the_reason(
     assert cli.execute(["check", "shop.yaml", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert found["level"] == "warning"
-    assert found["problem"].startswith("JAVA_HOME is /no/such/java, and there is no Java that runs at")
+    assert found["problem"].startswith("JAVA_HOME is /no/such/java, but no Java runs at")
     assert found["remedy"].startswith("export JAVA_HOME=")
     monkeypatch.setattr("lakefeed.lake.spark.java._candidates", list)
     assert cli.execute(["check", "shop.yaml", "--json"]) == 1
@@ -373,7 +373,7 @@ def test_an_unexpected_error_is_a_sentence_and_its_trace_is_in_a_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert cli.execute(["status", "x.yaml"]) == 3
     text = capsys.readouterr().err
-    assert text.startswith("Error: unexpected ZeroDivisionError: a bug.\nRemedy: The details are in ")
+    assert text.startswith("Error: unexpected ZeroDivisionError: a bug.\nRemedy: Please report the details in ")
     assert "Traceback" not in text
     (log,) = tmp_path.glob("lakefeed-error-*.log")
     assert str(log) in text
@@ -431,7 +431,7 @@ def test_durations_read_well(seconds: float | None, expected: str) -> None:
 
 def test_a_remedy_names_the_file_that_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The library writes FILE, or the bare command; what a command prints can be typed as it stands."""
-    speak_of(tmp_path / "my shop.yaml")
+    set_file(tmp_path / "my shop.yaml")
     name = f"'{tmp_path}/my shop.yaml'"
     try:
         show_note("lakefeed rebuild FILE main.t --from-source; run `lakefeed sync`, then lakefeed status.")
@@ -440,7 +440,7 @@ def test_a_remedy_names_the_file_that_was_given(tmp_path: Path, capsys: pytest.C
             "Correct source.path in the configuration. lakefeed sync shop.yaml stays; so does lakefeed sync does it"
         )
     finally:
-        speak_of(None)
+        set_file(None)
     said = capsys.readouterr()
     assert said.err.splitlines() == [
         f"lakefeed rebuild {name} main.t --from-source; run `lakefeed sync {name}`, then lakefeed status {name}.",

@@ -94,7 +94,7 @@ def test_the_file_that_init_writes_for_postgres_is_valid(tmp_path: Path) -> None
     [
         ("dsn: host=h dbname=shop password=${PW}", "path: shop.db", "source.path belongs to sqlite; valid keys of"),
         ("dsn: host=h dbname=shop password=${PW}", "tables: [a]", "line 2: source.dsn is missing"),
-        ("kind: postgres", "kind: postgres\n  capture: trigger", "'trigger' is not there yet; available now: log"),
+        ("kind: postgres", "kind: postgres\n  capture: trigger", "this version does not have 'trigger' yet; available: log"),  # noqa: E501
         ("kind: postgres", "kind: postgres\n  provision: maybe", "line 4: source.provision: 'maybe' must be true or"),
         ("kind: postgres", "kind: postgres\n  text_columns: a.b.c", "source.text_columns: 'a.b.c' must be a list"),
         ("kind: postgres", "kind: postgres\n  tabels: [a]", "no key 'tabels' in source; valid keys are kind, cap"),
@@ -178,7 +178,7 @@ def test_the_journal_can_be_in_an_object_store_and_its_secret_is_shown_nowhere(t
 
 
 def test_a_hadoop_catalog_in_an_object_store_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="it commits by a rename, which is not one step in an object store"):
+    with pytest.raises(ConfigError, match="it commits by a rename, which is not atomic in an object store"):
         Iceberg(lambda: pytest.fail("no Spark is needed to say so"), "s3://bucket/lake")
 
 
@@ -195,13 +195,13 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("kind: sqlite", "kind: sqlserver", "'sqlserver' is not there yet; available now: sqlite, postgres, mysql, mariadb"),  # noqa: E501
+        ("kind: sqlite", "kind: sqlserver", "this version does not have 'sqlserver' yet; available: sqlite, postgres, mysql, mariadb"),  # noqa: E501
         ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite, postgres, mysql, mariadb; did you mean sqlite?"),  # noqa: E501
-        ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
+        ("path: shop.db", "path: shop.db\n  capture: log", "capture: this version does not have 'log' yet; available: trigger"),  # noqa: E501
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
-        ("path: ./lake", "path: hdfs://host/lake", "lake.path: no storage is known for hdfs://"),
-        ("path: ./lake", "path: gs://bucket/lake", "lake.path: tables can be in an object store that speaks S3"),
+        ("path: ./lake", "path: hdfs://host/lake", "lake.path: Lakefeed knows no storage for hdfs://"),
+        ("path: ./lake", "path: gs://bucket/lake", "lake.path: of object stores, tables can only be in one with S3"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
 )  # fmt: skip
@@ -211,7 +211,7 @@ def test_a_wrong_choice_is_answered_with_what_there_is(tmp_path: Path, old: str,
 
 def test_a_kind_that_is_not_there_yet_hides_what_follows_from_it(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: sqlserver\n  dsn: mysql://u@h/d"))
-    assert "source.kind: 'sqlserver'" in text
+    assert "source.kind: this version does not have 'sqlserver' yet" in text
     assert "dsn" not in text
     assert "missing" not in text
 
@@ -287,10 +287,10 @@ def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("pipeline: [shop\nsource:", "line 2: this is not YAML"),
-        ("", "must be a mapping of keys to values, and is empty"),
-        ("- a\n- b\n", "and is a list"),
-        ("just text", "and is a single value"),
-        ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML takes spaces only"),
+        ("", "must be a mapping of keys to values, but is empty"),
+        ("- a\n- b\n", "but is a list"),
+        ("just text", "but is a single value"),
+        ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML allows spaces only"),
         ("a: \x01", "is not YAML"),
         ("pipeline: {shop\n", "line 2: this is not YAML"),  # where the file has ended
         ("a: 2026-13-45", "is not YAML: month must be in 1..12"),
@@ -416,7 +416,7 @@ def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_i
             "spark.remote: tables of an Iceberg catalog of type hadoop are committed through",
             "delta",
         ),
-        ("", "{remote: 'sc://host', master: yarn}", "spark.master cannot be chosen beside spark.remote", "Remove"),
+        ("", "{remote: 'sc://host', master: yarn}", "spark.master cannot be set beside spark.remote", "Remove"),
         (
             "",
             "{remote: 'sc://host', app_name: x, packages: false}",

@@ -90,7 +90,7 @@ def test_a_directory_stands_for_its_files_and_sections_of_spark_must_agree(tmp_p
         Pipelines([tmp_path], print, lambda _: Listener(), standby=False)
     (tmp_path / "a.yaml").unlink()
     (tmp_path / "b.yaml").write_text(CONFIG.format(name="b") + "spark: {remote: 'sc://host', master: 'local[1]'}\n")
-    with pytest.raises(ConfigError, match=r"spark\.master cannot be chosen beside spark\.remote"):
+    with pytest.raises(ConfigError, match=r"spark\.master cannot be set beside spark\.remote"):
         Pipelines([tmp_path], print, lambda _: Listener(), standby=False)
 
 

@@ -143,7 +143,7 @@ def test_the_demo_says_of_each_table_how_old_it_is_and_how_far_behind() -> None:
     behind = TableStatus(state="live", applied=5, rows=1_999, age_seconds=3.21)
     now = moment(customers=behind, orders=replace(behind, applied=7), order_items=TableStatus(state="copying"))
     assert now.row("customers") == ("customers", "2,000", "1,999", "3.2 s", "2 change sets behind")
-    assert now.row("orders")[-1] == "following", "changes wait in the source"
+    assert now.row("orders")[-1] == "live", "changes wait in the source"
     even = replace(now, status=replace(now.status, lag=Lag(rows=0)), source_rows=dict.fromkeys(TABLES, 1_999))
     assert even.row("orders")[-1] == "up to date"
     assert now.row("order_items")[2:] == ("-", "-", "copying")
@@ -179,7 +179,7 @@ def test_a_state_of_the_demo_says_how_long_it_takes_and_what_it_turns_out_to_be(
     monkeypatch.setattr(show, "_STILL_SECONDS", 0.01)
     screen = io.StringIO()
     view = View(Console(file=screen, force_terminal=False, width=240))
-    with view.state(START):
+    with view.busy(START):
         view.announce(START)
         view.announce(FIRST_START)
         until = time.monotonic() + 10

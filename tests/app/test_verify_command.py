@@ -86,7 +86,7 @@ def test_every_mode_is_compared_and_chosen_columns_are_named(
     assert verify(shop.file) == 1
     said = capsys.readouterr()
     assert "main.items: column c of the source is ignored; not compared" in said.out
-    assert f"Remedy: lakefeed repair {shop.file} main.items reads the rows that differ again" in said.out
+    assert f"Remedy: lakefeed repair {shop.file} main.items reads the differing rows again" in said.out
     assert "main.items_log: comparing" in said.err
 
 

@@ -129,7 +129,7 @@ def test_a_table_that_a_pattern_matches_and_the_source_cannot_offer_is_named_wit
     put(states, "t", Phase.STAGED)
     assert answer(file, capsys, 1)["not_followed"] == {"main.v": "it is a view; capture the tables under it"}
     assert cli.execute(["verify", str(file)]) == 1
-    assert "main.v is not followed: it is a view; capture the tables under it\n" in capsys.readouterr().out
+    assert "main.v is not captured: it is a view; capture the tables under it\n" in capsys.readouterr().out
 
 
 def test_a_pattern_that_matches_nothing_any_more_is_a_problem_and_not_the_end_of_the_comparison(
@@ -182,4 +182,4 @@ def test_a_source_table_that_feeds_no_lake_table_because_of_another_is_never_equ
     equal = Comparison(table=TableId("main", "t"), source_rows=0, lake_rows=0)
     monkeypatch.setattr("lakefeed.verify.pipeline.PipelineVerification._compared", lambda *_: equal)
     (problem,) = answer(file, capsys, 1)["problems"]
-    assert problem.startswith("source tables main.u and main.t are both to feed the lake table main.log, which main.t")
+    assert problem.startswith("source tables main.u and main.t would both feed the lake table main.log, which main.t")

@@ -88,7 +88,9 @@ def test_a_table_that_is_left_is_taken_over_only_by_the_printed_command(lake: Me
         until(lambda: 8 in ids(lake, "main.b"))
     assert ids(lake, "main.all") == {0, 1}, "a dropped table stays as it was"
     (blocked,) = pipeline.status().blocked
-    assert blocked.remedy.startswith('Have them replaced: pipeline.rebuild("main.all", from_source=True). Or have them')
+    assert blocked.remedy.startswith(
+        'To replace its rows: pipeline.rebuild("main.all", from_source=True). Or to keep them'
+    )
     capture.content.rows[B.table].append({"id": 8, "v": "x"})
     pipeline.rebuild("main.all", from_source=True)
     with pipeline_of(capture, lake) as again:
@@ -115,7 +117,7 @@ def test_a_real_table_of_the_name_that_a_rule_has_made(tmp_path: Path) -> None:
         assert ids(lake, "main.a_mirror") == {0, 1}
         assert ids(lake, "main.b") == {0, 1}
         (blocked,) = pipeline.status().blocked
-        assert blocked.remedy == 'Have them replaced: pipeline.rebuild("main.b", from_source=True).'
+        assert blocked.remedy == 'To replace its rows: pipeline.rebuild("main.b", from_source=True).'
     pipeline.rebuild("main.b", from_source=True)
     with pipeline:
         pipeline.sync_once()

@@ -775,7 +775,7 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
 
     def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if not window.exact:
-            text = f"what the copy has of these changes is unknown, up to {window.upto}"  # another text each time
+            text = f"nobody knows which of these changes the copy has, up to {window.upto}"  # another text each time
             raise RebuildNeededError(text, cause=RebuildCause.COPY)
         return apply(lake_table, window, generation)
 

@@ -201,7 +201,7 @@ def test_a_catalog_is_told_to_spark_and_to_pyiceberg_in_their_own_words(tmp_path
     assert plain.settings()["spark.sql.catalog.lakefeed.warehouse"] == f"file://{tmp_path}"
     given = {"name": "prod", "type": "jdbc", "uri": "jdbc:sqlite:/c.db"}
     catalog = IcebergCatalog.of(given, str(tmp_path), "raw.{schema}")
-    assert catalog.place(TableId("main", "t")) == (("raw", "main"), "t")
+    assert catalog.identifier(TableId("main", "t")) == (("raw", "main"), "t")
     assert catalog.location(TableId("main", "t")) == "prod.raw.main.t"
     assert catalog.settings()["spark.sql.catalog.prod.uri"] == "jdbc:sqlite:/c.db"
     reader = catalog.reader(TableId("main", "t"))

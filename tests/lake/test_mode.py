@@ -28,7 +28,7 @@ EVERY: list[Mode] = [
 
 
 def test_an_unknown_mode_is_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="'cube' is not a mode that this version has") as refused:
+    with pytest.raises(ConfigError, match="this version has no mode 'cube'") as refused:
         mode_named("cube")
     assert refused.value.remedy == "Choose one of: append, mirror, temporal."
     with pytest.raises(ConfigError, match="7 is not a mode"):

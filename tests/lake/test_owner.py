@@ -171,7 +171,7 @@ def test_entries_of_the_log_that_are_young_stay(tmp_path: Path) -> None:
 
 def test_names_that_iceberg_reserves_are_refused_before_the_copy_in_its_name(tmp_path: Path) -> None:
     schema = table("main.t", {"id": pa.int64(), "_Pos": pa.int64()}, key=("id",)).at_version(1)
-    with pytest.raises(TableStoppedError, match="Iceberg has the column name '_Pos' for itself"):
+    with pytest.raises(TableStoppedError, match="Iceberg keeps the column name '_Pos' for itself"):
         one(Iceberg(_nothing, tmp_path).bind("shop"), schema).load(copy_of(schema, [], tmp_path), lambda _: None)
 
 

@@ -163,7 +163,7 @@ def test_a_column_that_the_owner_uses_is_not_dropped_from_an_iceberg_table_befor
         lambda: lake_table.apply(log.window(narrow.table, 0, 1), 1),
     )
     for attempt in attempts:
-        with pytest.raises(TableStoppedError, match=f"column 'v' .* {what} of the lake table rests on it") as stopped:
+        with pytest.raises(TableStoppedError, match=f"column 'v' .* {what} of the lake table uses it") as stopped:
             attempt()
     assert read_iceberg(lake_table.location) == [{"id": 1, "v": "old", "n": 1}], "as it was"
     remedy = stopped.value.remedy.partition(". The pipeline")[0]

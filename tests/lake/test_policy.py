@@ -160,7 +160,7 @@ def test_rows_without_a_key_cannot_lose_a_column_and_be_matched_on() -> None:
         ({"drop_column": "keep"}, later(2, ID, W, key=())),
         ({"change_type": "new_column"}, later(2, ID, replace(V, type=pa.string()), W, key=())),
     ):
-        with pytest.raises(TableStoppedError, match="has no key and its rows are matched by all their values"):
+        with pytest.raises(TableStoppedError, match="has no key, so Lakefeed matches its rows by all their values"):
             mapped(first, after, **choice)
         assert not mapped_as(Append(), first, after, **choice).is_plain(after)
 
@@ -293,7 +293,7 @@ def test_values_that_are_left_as_they_were_are_told(caplog: pytest.LogCaptureFix
     for mode in (Temporal(), Append()):
         decisions = Decisions(Policy(T, mode), tmp_path / "t.json")
         decisions.decide(decisions.after(path, 1, reasons), path, 1, reasons)
-    told = "table main.t: the type of v changed; rows from before keep what they had, until they change"
+    told = "table main.t: the type of v changed; older rows keep their values until they change"
     assert [record.getMessage() for record in caplog.records] == [told, told]
 
 
@@ -316,7 +316,7 @@ def test_a_decision_outlives_the_process_and_the_policy_but_not_the_generation(
     after = keeping.after((FIRST, dropped), 5)
     assert not place.exists(), "something was decided before it was to be"
     keeping.decide(after, (FIRST, dropped), 5)
-    assert "column 'w' is kept, and NULL from here on" in caplog.text
+    assert "keeps column 'w', which is NULL from now on" in caplog.text
     evolving = Decisions(Policy(T, Mirror()), place)
     assert evolving.at(dropped, 5) == after
     assert (evolving.get(2, 5), evolving.get(1, 5), evolving.get(2, 6)) == (after, None, None)
@@ -336,7 +336,7 @@ def test_each_ignored_column_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
     for step in pairwise(path):
         decisions.decide(decisions.after(step, 1), step, 1)
     told = [record.getMessage() for record in caplog.records]
-    assert [said.split("column '")[1][0] for said in told if "is ignored" in said] == ["n", "x"]
+    assert [said.split("column '")[1][0] for said in told if "ignores the source" in said] == ["n", "x"]
 
 
 def test_a_damaged_decision_is_an_error_and_not_a_guess(tmp_path: Path) -> None:

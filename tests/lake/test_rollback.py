@@ -137,7 +137,7 @@ def test_a_moved_iceberg_lake_is_refused_with_a_remedy_that_works(spark: SparkSe
     shutil.move(tmp_path / "old" / "lake", tmp_path / "new" / "lake")
     (tmp_path / "old").rmdir()
     moved = Iceberg(spark, tmp_path / "new" / "lake").bind("shop")
-    with pytest.raises(LakeError, match="was moved") as refused:
+    with pytest.raises(LakeError, match="somebody moved the Iceberg table") as refused:
         one(moved, life.schema).applied(1)
     life.engine = life.started(moved)
     life.write(4)

@@ -85,7 +85,7 @@ def test_two_source_tables_of_one_lake_table_are_named_and_the_first_goes_on(
             assert all(f"main.{one}" in finding.problem for one in (*tables, clashing))
             pipeline.sync_once()
             pipeline.sync_once()
-        assert sum("both to feed" in record.message for record in caplog.records) == 1, "told once, not in every cycle"
+        assert sum("both feed" in record.message for record in caplog.records) == 1, "told once, not in every cycle"
     first = DeltaTable(str(lake / "main" / clashing)).to_pyarrow_table()
     assert first.column("id").to_pylist() == [1], "what was there goes on as it was"
     assert "other" not in first.column_names

@@ -168,6 +168,6 @@ def test_without_a_free_slot_it_is_copied_again_and_the_log_says_why(
 
         monkeypatch.setattr(PostgresResumePoint, "origin", between)
         errors = pipeline.sync_once().errors
-    assert "what the copy has of these changes is unknown" in (errors[K].error or "")
+    assert "nobody knows which of these changes the copy has" in (errors[K].error or "")
     assert copies.begun.count(K) > 1
     assert "all replication slots are in use" in caplog.text

@@ -101,7 +101,7 @@ def test_what_is_not_there_yet_or_no_more_is_said(spark: SparkSession, tmp_path:
     table = DeltaTable(shop.lake / "main" / "goods")
     table.optimize.compact()
     table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-    with pytest.raises(LakeError, match=r"1 of 1 files of it have been cleaned up") as gone:
+    with pytest.raises(LakeError, match=r"1 of 1 files of that version are gone") as gone:
         read_at(spark, shop.lake, "main.goods", change_set=first)
     assert "VACUUM" in gone.value.remedy
     assert rows(read_at(spark, shop.lake, "main.goods", change_set=second)) == [(1, "light")]

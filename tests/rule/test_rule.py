@@ -14,8 +14,8 @@ from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.layout import Layout, Partition
 from lakefeed.lake.mode import Append, Mirror
 from lakefeed.lake.route import Route, Routes, Rule
-from lakefeed.lake.rule.record import TableRule, read_recorded
-from lakefeed.lake.rule.rows import RowOptions, RowRule, named
+from lakefeed.lake.rule.record import TableRule, read_rule
+from lakefeed.lake.rule.rows import RowOptions, RowRule, lake_name
 from lakefeed.testing.builders import table
 
 PEOPLE = table("main.people", {"id": pa.int64(), "email": pa.string(), "phone": pa.string()}, ("id",))
@@ -29,8 +29,8 @@ PEOPLE = table("main.people", {"id": pa.int64(), "email": pa.string(), "phone": 
     ],
 )  # fmt: skip
 def test_snake_case(name: str, snake: str) -> None:
-    assert named(name, "snake_case") == snake
-    assert named(name, "as_is") == name
+    assert lake_name(name, "snake_case") == snake
+    assert lake_name(name, "as_is") == name
 
 
 def test_rules_add_up_column_by_column_and_the_specific_one_counts() -> None:
@@ -88,7 +88,7 @@ def test_t25_what_matches_nothing_is_named() -> None:
     ("make", "problem"),
     [
         (lambda: Rule("t", only=True), "has only, and no name"),
-        (lambda: Rule("t", rows=RowOptions(sensitive=True)), "has no mask that could be applied"),
+        (lambda: Rule("t", rows=RowOptions(sensitive=True)), "has no mask to apply"),
         (
             lambda: Rule("t", name="u", rows=RowOptions(mask={"a": "null"}, sensitive=True)),
             "a name and sensitive masks",
@@ -100,7 +100,7 @@ def test_t25_what_matches_nothing_is_named() -> None:
         (lambda: Routes(Mirror(), [Rule("t", rows=RowOptions(mask={"a": "hash"}))]), "needs a salt"),
         (
             lambda: Routes(Mirror(), [Rule("t", rows=RowOptions(mask={"a": "hush"}))]),
-            "is not one that this version has",
+            "this version has no mask",
         ),
         (lambda: Layout(partition_by=("weeks(a)",)), "is not a partition"),
         (lambda: Layout(partition_by=("bucket(a)",)), "is not a partition"),
@@ -135,7 +135,7 @@ def test_a_changed_rule_or_salt_is_noticed_and_no_secret_is_written_down(tmp_pat
     assert TableRule(rule, PEOPLE.table, place).touched(7) == {"mask email": 5}
     plain = RowRule(where="a = 1", naming="lower")
     TableRule(plain, PEOPLE.table, place).begin(8)
-    recorded = read_recorded(place)
+    recorded = read_rule(place)
     assert recorded is not None
     assert recorded.rule == plain
     secret = RowRule(where="a = 'from the environment'", has_secrets=True)

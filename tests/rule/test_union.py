@@ -169,8 +169,8 @@ def test_what_cannot_share_a_lake_table_is_told_before_anything_is_made() -> Non
 
     same = Routes(Mirror(), [Rule("t", name="whole", only=True, namespace="lake", union=Origin(value="{table}"))])
     _, (clash,) = settled([route for shard in shards for route in same.of(shard)], {})
-    assert "source tables a.t and b.t are both to feed the lake table lake.whole" in clash.problem
-    assert "a value that tells them apart" in clash.remedy
+    assert "source tables a.t and b.t would both feed the lake table lake.whole" in clash.problem
+    assert "and each a value of its own" in clash.remedy
     plain = Route(whole, TableId("c", "t"), Mirror())
     chosen, (clash,) = settled([plain, *both], {})
     assert list(chosen) == [one.table for one in both]

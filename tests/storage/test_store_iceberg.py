@@ -179,7 +179,7 @@ def test_every_step_of_a_pipeline_and_no_credential_is_written_down(
 
 
 def test_a_hadoop_catalog_in_a_store_is_refused_with_the_reason(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"commits by a rename, which is not one step in an object store") as refused:
+    with pytest.raises(ConfigError, match=r"commits by a rename, which is not atomic in an object store") as refused:
         Iceberg(spark, "s3://lakefeed/lake")
     assert "type: rest" in refused.value.remedy
 

@@ -1,6 +1,6 @@
-"""The composition root: from a configuration to a pipeline.
+"""The composition root: builds a pipeline from a configuration.
 
-Registries are plain dicts; what stands behind a name is imported when the name is used. Sources come from
+Registries are plain dicts; this module imports what a name stands for when it uses the name. Sources come from
 ``capture.registry``, table formats from LAKES.
 """
 
@@ -87,13 +87,14 @@ LAKES: dict[str, Callable[[Config, Session], Delta | Iceberg]] = {
     "delta": delta,
     "iceberg": iceberg,
 }
-"""By ``lake.format``."""
+"""The functions that build a lake, by ``lake.format``."""
 
 
 def session_of(config: Config, announce: Announce | None = None) -> Callable[[], SparkSession]:
-    """What gives the Spark session of a configuration when it is first needed. ConfigError for what cannot work.
+    """A function that gives the Spark session of a configuration, to call at the first use. ConfigError for settings
+    that cannot work.
 
-    ``announce`` is told before Spark starts, which takes seconds, and a minute where its jars have to be downloaded.
+    It calls ``announce`` before Spark starts, which takes seconds, and a minute if Spark has to download jars.
     """
     spark = config.spark
     if spark.remote is not None:
@@ -122,7 +123,7 @@ def session_of(config: Config, announce: Announce | None = None) -> Callable[[],
 
 
 def _connecting(remote: str, config: Config) -> Callable[[], SparkSession]:
-    """What gives a session of a Spark Connect server. ConfigError for keys that are the server's, or not for it."""
+    """A function that gives a session of a Spark Connect server. ConfigError for keys that only the server can set."""
     from lakefeed.lake.iceberg.catalog import WITHOUT_CONNECT, IcebergCatalog
     from lakefeed.lake.location import lake_root
     from lakefeed.lake.spark.session import connecting
@@ -135,7 +136,7 @@ def _connecting(remote: str, config: Config) -> Callable[[], SparkSession]:
     if others := sorted(config.spark.model_fields_set & {"master", "app_name", "packages"}):
         named = " and ".join(f"spark.{key}" for key in others)
         raise ConfigError(
-            f"{named} cannot be chosen beside spark.remote: the server's own are taken",
+            f"{named} cannot be set beside spark.remote: the server has its own",
             remedy=f"Remove {named}, or remove spark.remote.",
         )
     if not remote.startswith("sc://"):
@@ -147,7 +148,7 @@ def _connecting(remote: str, config: Config) -> Callable[[], SparkSession]:
 
 
 def stores(config: Config) -> tuple[str, ...]:
-    """The object stores that Spark must reach: the tables', and the journal's, where a cluster's workers read it."""
+    """The object stores that Spark must reach: the tables', and the journal's, if a cluster's workers read it."""
     from lakefeed.lake.location import stores_of
 
     is_cluster = config.spark.master is not None and not config.spark.master.startswith("local")
@@ -156,18 +157,18 @@ def stores(config: Config) -> tuple[str, ...]:
 
 
 def shared_session(configs: Mapping[Path, Config]) -> Callable[[], SparkSession]:
-    """What gives the one session of several configurations. ConfigError if they want different ones."""
+    """A function that gives the one session of several configurations. ConfigError if they want different ones."""
     from lakefeed.lake.spark.session import spark_session
 
     spark = next((config.spark for config in configs.values()), SparkConfig())
     for file, config in configs.items():
         if config.spark != spark:
             raise ConfigError(
-                f"{file.name} has another section spark than {next(iter(configs)).name}, and all pipelines of one "
+                f"{file.name} has another section spark than {next(iter(configs)).name}, but all pipelines of one "
                 "process share one session",
-                remedy="Write the same section into all of them, or run them in processes of their own.",
+                remedy="Write the same section into all of them, or run each in a process of its own.",
             )
-        session_of(config)  # what cannot work is refused
+        session_of(config)  # raises ConfigError for settings that cannot work
     if spark.remote is not None:
         return session_of(next(iter(configs.values())))
     return partial(
@@ -184,7 +185,7 @@ def shared_session(configs: Mapping[Path, Config]) -> Callable[[], SparkSession]
 def rules(config: LakeConfig, database: str | None = None) -> list[Rule]:
     """``lake.tables`` as the library's values. ConfigError for an option that a mode does not have.
 
-    ``database`` is what ``{database}`` stands for in names.
+    ``database`` replaces ``{database}`` in names.
     """
     lake = evolution(config.evolution)
     return [
@@ -203,7 +204,7 @@ def rules(config: LakeConfig, database: str | None = None) -> list[Rule]:
             rows=RowOptions(
                 where=table.where,
                 transform=table.transform or None,
-                # YAML has a null of its own.
+                # YAML's own null means the mask ``null``.
                 mask={column: kind or "null" for column, kind in table.mask.items()} or None,
                 rename=table.rename or None,
                 naming=table.naming,
@@ -232,25 +233,25 @@ def _filled(text: str | None, database: str | None) -> str | None:
         return text
     if database is None:
         raise ConfigError(
-            f"lake.tables: '{text}' has {{database}} in it, and this source does not name its database",
-            remedy="Write the name itself.",
+            f"lake.tables: '{text}' has {{database}} in it, but this source does not name its database",
+            remedy="Write the name itself instead of {database}.",
         )
     return text.replace("{database}", database)
 
 
 def evolution(config: EvolutionConfig, otherwise: Evolution | None = None) -> Evolution:
-    """The choices that are given, on top of those of ``otherwise``."""
+    """The configuration's choices, on top of those of ``otherwise``."""
     return (otherwise or Evolution()).with_choices(config.model_dump(exclude_none=True))
 
 
 def build_source(config: Config) -> Source:
-    """The source of a configuration, not connected. ConfigError for keys that its capture does not have."""
+    """The source of a configuration, not connected yet. ConfigError for keys that its capture does not have."""
     config.source.require_fitting_keys()
     return config.source.source()
 
 
 def build_lake(config: Config, spark: Session | None = None, announce: Announce | None = None) -> Delta | Iceberg:
-    """The lake of a configuration. Starts no Spark; ``spark`` is a session to use instead of one of its own."""
+    """The lake of a configuration. Starts no Spark; ``spark`` is a session to use instead of a new one."""
     return LAKES[config.lake.format](config, spark or session_of(config, announce))
 
 
@@ -261,7 +262,7 @@ def build_pipeline(
     listener: Listener | None = None,
     announce: Announce | None = None,
 ) -> Pipeline:
-    """A pipeline, not yet opened: it has connected to no source and started no Spark. ``announce``: ``session_of``."""
+    """A pipeline that has not connected to its source nor started Spark yet. ``announce``: see ``session_of``."""
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.journal.options import JournalOptions
@@ -294,14 +295,14 @@ def build_pipeline(
         journal=config.journal.path,
         storage_options=config.storage.to_options(),
     )
-    pipeline.file = None  # the commands name it themselves, in whatever they print
+    pipeline.file = None  # the commands put the file's name into whatever they print
     return pipeline
 
 
 def build_verification(
     config: Config, sync: str, *, spark: SparkSession | None = None, options: LiveOptions | None = None
 ) -> PipelineVerification:
-    """What ``lakefeed verify`` runs. ``sync`` is the command that its remedies name."""
+    """The verification that ``lakefeed verify`` runs. ``sync`` is the command that its remedies name."""
     from lakefeed.verify.live import LiveOptions
     from lakefeed.verify.pipeline import PipelineVerification
 
@@ -320,7 +321,7 @@ def build_verification(
 
 @contextmanager
 def verified_meanwhile(config: Config, sync: str) -> Iterator[None]:
-    """While a pipeline runs in this process, its tables are compared as the section ``verify`` says."""
+    """While the block lasts, compare the tables of a pipeline of this process, as the section ``verify`` says."""
     from lakefeed.verify.background import BackgroundVerification
     from lakefeed.verify.live import LiveOptions
 

@@ -1,7 +1,7 @@
-"""The ``lakefeed`` command: its commands, its exit codes, and how it reports anything that goes wrong.
+"""The ``lakefeed`` command: its commands, its exit codes, and how it reports errors.
 
 Exit codes: 0 done, 1 a check or a verification found something, 2 usage or configuration, 3 failure, 130 interrupted.
-Modules behind the commands are imported when a command runs, so that ``--help`` answers at once.
+A command imports its modules when it runs, so ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import typer
 from typer.core import TyperCommand
 
 from lakefeed.app.command import demo, prepare, status, sync, table, verify
-from lakefeed.app.output import LogLines, be_quiet, be_structured, show_error, show_note, show_text, speak_of
+from lakefeed.app.output import LogLines, be_quiet, be_structured, set_file, show_error, show_note, show_text
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 from lakefeed.failpoint import arm_from_environment
 from lakefeed.flow.report.answer import ASKING
 
 USAGE, FAILURE, INTERRUPTED = 2, 3, 130
-"""130 is 128 and the number of SIGINT, as shells report it; Typer also returns it for a KeyboardInterrupt."""
+"""130 is 128 plus the number of SIGINT, as in shells; Typer also returns it for a KeyboardInterrupt."""
 
 _ANYWHERE = {
     "--debug": "debug", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose",
 }  # fmt: skip
-"""Options of the whole program that may stand before and after the command."""
+"""Options of the whole program, allowed before and after the command."""
 
 _CONTINUE = ("sync", "run", "diff", "maintain")
-"""Commands that leave work behind when they are interrupted, and take it up again."""
+"""Commands that continue their work when they run again after an interruption."""
 
 app = typer.Typer(
     name="lakefeed",
@@ -62,13 +62,13 @@ COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "diff": (table.diff, "Find deleted rows of polled tables.", "lakefeed diff shop.yaml main.orders"),
     "maintain": (table.maintain, "Pack small files, remove old ones.", "lakefeed maintain shop.yaml"),
     "uninstall": (prepare.uninstall, "Remove Lakefeed from the source.", "lakefeed uninstall shop.yaml"),
-    "demo": (demo.demo, "Follow a live shop into Delta tables.", "lakefeed demo --source postgres"),
+    "demo": (demo.demo, "Replicate a live shop into Delta tables.", "lakefeed demo --source postgres"),
 }
 
 
 class _Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """``FILE``, as everybody writes it, where Typer writes ``{FILE}``."""
+        """``FILE``, where Typer would write ``{FILE}``."""
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
@@ -108,11 +108,11 @@ def _options(
         ),
     ] = "text",
 ) -> None:
-    """All are read elsewhere: the version by its callback, the others by ``execute``."""
+    """The version's callback and ``execute`` read these options."""
 
 
 def _without_log_format(words: list[str]) -> tuple[list[str], str]:
-    """The words without ``--log-format FORMAT``, which may stand anywhere, and the format."""
+    """The words without ``--log-format FORMAT``, which is allowed anywhere, and the format."""
     left, given = list[str](), "text"
     rest = iter(words)
     for word in rest:
@@ -129,8 +129,8 @@ def main() -> None:
     """Entry point of the ``lakefeed`` command."""
     code = execute(sys.argv[1:])
     if code == INTERRUPTED or any(thread.name in (ASKING, *sync.WORK) for thread in threading.enumerate()):
-        # The work that was interrupted or hangs, or a question that nobody answered in time, still runs in a thread,
-        # inside a driver or a JVM. An orderly exit takes the interpreter apart under it, which can end in a crash.
+        # A thread still runs: an interrupted or hanging step, or a request without an answer, inside a driver or a JVM.
+        # An orderly exit would take the interpreter apart under it, and could crash.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -138,19 +138,19 @@ def main() -> None:
 
 
 def execute(arguments: list[str]) -> int:
-    """Run one command line and return its exit code. Nothing gets out of here as a stack trace."""
+    """Run one command line and return its exit code. No error leaves it as a stack trace."""
     given = {_ANYWHERE[word] for word in arguments if word in _ANYWHERE}
     words, log_format = _without_log_format([word for word in arguments if word not in _ANYWHERE])
     debug, as_json, level = "debug" in given, "--json" in arguments, logging.ERROR
     if given & {"debug", "verbose"} or log_format == "json":
         level = logging.DEBUG if debug else logging.INFO
     be_quiet("quiet" in given)
-    speak_of(None)  # until a command has read its arguments
+    set_file(None)  # until a command has read its arguments
     be_structured(log_format == "json")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[LogLines()])
     root, before = logging.getLogger(), logging.getLogger().level
     root.setLevel(level)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a JVM that is stopped logs the lost connection
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # when the JVM stops, py4j logs the lost connection
     try:
         if log_format not in ("text", "json"):
             raise ConfigError(f"--log-format: '{log_format}' is not a choice", remedy="Choose text or json.")
@@ -178,11 +178,11 @@ def execute(arguments: list[str]) -> int:
     except LakefeedError as error:
         if debug:
             traceback.print_exc()
-        # Only ``run`` tries again, and then the error does not get here.
+        # Only ``run`` retries, and then the error does not get here.
         again = f" Then run it again: lakefeed {shlex.join(arguments)}" if error.retry is Retry.BACKOFF else ""
         show_error(error, as_json=as_json, then=again)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001  # the outermost line of the program: a person reads what it prints
+    except Exception as error:  # noqa: BLE001  # the outermost frame: print a sentence, not a stack trace
         if debug:
             traceback.print_exc()
         with tempfile.NamedTemporaryFile(
@@ -192,11 +192,11 @@ def execute(arguments: list[str]) -> int:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         unexpected = LakefeedError(
             f"unexpected {type(error).__name__}: {first}",
-            remedy=f"The details are in {Path(log.name)}; please report them. With --debug they are shown here.",
+            remedy=f"Please report the details in {Path(log.name)}. To see them here, add --debug.",
         )
         show_error(unexpected, as_json=as_json)
         return FAILURE
     finally:
-        root.setLevel(before)  # whoever calls this from Python keeps the level, and its own way to print
+        root.setLevel(before)  # a caller from Python keeps its own level and output
         be_structured(False)
         be_quiet(False)

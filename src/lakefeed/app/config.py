@@ -1,10 +1,10 @@
-"""The configuration file as typed values. The names are an interface: people's files rely on them.
+"""The configuration file as typed values. The names are an interface: users' files depend on them.
 
     config = load_config(Path("shop.yaml"))
 
-The models find every mistake of a file at once; each is reported with its line, its key and the valid choices. What
-stands under ``source`` comes from the registry of sources (``capture.registry``). ``python -m lakefeed.app.config
-FILE`` writes the JSON schema; ``make schema`` calls it.
+The models find every mistake of a file at once, and report each with its line, its key and the valid choices. The
+registry of sources (``capture.registry``) defines the section ``source``. ``python -m lakefeed.app.config FILE`` writes
+the JSON schema; ``make schema`` calls it.
 """
 
 from __future__ import annotations
@@ -35,44 +35,45 @@ MaskName = Literal["hash", "tokenize", "partial", "redact", "null"]
 
 
 class EvolutionConfig(Section):
-    """What a lake table does when its source table's schema changes. What is not given: the lake's, or the default."""
+    """What a lake table does when its source table's schema changes. Without a choice: the lake's, or the default."""
 
     add_column: Literal["evolve", "ignore", "stop"] | None = Field(
-        default=None, description="evolve: add it too. ignore: leave it out. stop: wait for a person."
+        default=None, description="evolve: add it, too. ignore: leave it out. stop: stop the table."
     )
     drop_column: Literal["evolve", "keep", "stop"] | None = Field(
-        default=None, description="evolve: drop it too. keep (the default of append): it stays, NULL in later changes."
+        default=None, description="evolve: drop it, too. keep (the default of append): keep it, NULL in later changes."
     )
-    rename_column: Literal["evolve", "stop"] | None = Field(default=None, description="evolve: rename it too.")
+    rename_column: Literal["evolve", "stop"] | None = Field(default=None, description="evolve: rename it, too.")
     widen_type: Literal["evolve", "stop"] | None = Field(
-        default=None, description="evolve: a type that holds every value of the old one takes its place."
+        default=None, description="The new type holds every value of the old one. evolve: widen the column, too."
     )
     change_type: Literal["stop", "new_column", "rebuild"] | None = Field(
-        default=None, description="Any other type. new_column: its values go to a column <name>__2; rebuild: a copy."
+        default=None,
+        description="Any other type. new_column: new values go to a column <name>__2. rebuild: copy the table again.",
     )
     change_key: Literal["rebuild", "stop"] | None = Field(default=None, description="rebuild: copy the table again.")
 
 
 class UnionConfig(Section):
-    """How the rows of several source tables in one lake table are told apart."""
+    """The column that says from which of several source tables a row comes."""
 
-    column: Text = Field(default="origin", description="The column that says where a row is from; part of the key.")
+    column: Text = Field(default="origin", description="The column's name; it is part of the key.")
     value: Text = Field(
-        default="{schema}.{table}", description="What it has; may have {table}, {schema} and {database} in it."
+        default="{schema}.{table}", description="The column's value; may have {table}, {schema} and {database} in it."
     )
 
 
 class LakeTableConfig(Section):
-    """What is different for some tables, or with a name a second lake table beside the first."""
+    """Choices for some tables; with a name, another lake table of theirs."""
 
     match: Text = Field(description="Glob pattern of source tables, schema.table or table.")
     mode: ModeName | None = Field(default=None, description="What the lake table is; without it the lake's mode.")
     name: Text | None = Field(
         default=None, description="Adds a lake table of this name; may have {table}, {schema} and {database} in it."
     )
-    only: bool = Field(default=False, description="The lake table of this name is the only one of its source table.")
+    only: bool = Field(default=False, description="The source table feeds the lake table of this name alone.")
     union: bool | UnionConfig = Field(
-        default=False, description="All source tables that match feed the lake table of this name: docs/choosing.md."
+        default=False, description="All matching source tables feed the lake table of this name: docs/choosing.md."
     )
     namespace: Text | None = Field(
         default=None, description="The lake table's schema; may have {schema} and {database} in it."
@@ -80,7 +81,7 @@ class LakeTableConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
     columns: list[Text] = Field(
         default_factory=list,
-        description="Globs of the columns that are taken; ! leaves out. What is left out is stored nowhere.",
+        description="Globs of the columns to capture; ! leaves columns out, and then nothing stores them.",
     )
     types: dict[Text, Text] = Field(
         default_factory=dict,
@@ -91,46 +92,44 @@ class LakeTableConfig(Section):
     )
     keyless: Literal["inserts"] | None = Field(
         default=None,
-        description="inserts: follow PostgreSQL tables without a key by inserts; updates and deletes stay unseen.",
+        description="inserts: capture inserts alone of PostgreSQL tables without a key; updates and deletes are lost.",
     )
     where: str | None = Field(
-        default=None, description="Spark SQL condition: rows for which it does not hold are not in the lake table."
+        default=None, description="Spark SQL condition: the lake table has only the rows for which it holds."
     )
     transform: dict[str, Text] = Field(
-        default_factory=dict, description="Spark SQL expressions by column; another name makes a new column."
+        default_factory=dict, description="Spark SQL expressions by column; a new name makes a new column."
     )
     mask: dict[str, MaskName | None] = Field(
-        default_factory=dict, description="How values are made unreadable, by column; docs/choosing.md has the kinds."
+        default_factory=dict, description="The mask of values, by column; docs/choosing.md lists the masks."
     )
     sensitive: bool = Field(
         default=False,
-        description="The masks of this rule are applied before the journal: clear text is stored nowhere.",
+        description="Apply this rule's masks before the journal, so that nothing stores the clear text.",
     )
     rename: dict[str, Text] = Field(default_factory=dict, description="The lake's column names by the source's.")
-    naming: NamingName | None = Field(default=None, description="How other columns are called; the lake's without it.")
+    naming: NamingName | None = Field(default=None, description="How to name other columns; without it, as the lake.")
     partition_by: list[Text] | None = Field(
         default=None, description="Columns of the lake table, or days(c), months(c), bucket(16, c), truncate(4, c)."
     )
-    cluster_by: list[Text] | None = Field(
-        default=None, description="Columns of the lake table by which files are sorted."
-    )
+    cluster_by: list[Text] | None = Field(default=None, description="Columns of the lake table to sort files by.")
     properties: dict[str, str] = Field(
-        default_factory=dict, description="Properties of the table, by the format's names."
+        default_factory=dict, description="Properties of the lake table, by the format's names."
     )
-    file_megabytes: int | None = Field(default=None, ge=1, description="What small files of the table are packed to.")
+    file_megabytes: int | None = Field(default=None, ge=1, description="The size of packed files of the table.")
     evolution: EvolutionConfig | None = Field(
-        default=None, description="Choices of its own for schema changes; the lake's for the others."
+        default=None, description="Choices for schema changes; where none is made, the lake's."
     )
     _has_secrets: bool = PrivateAttr(default=False)
 
     @property
     def has_secrets(self) -> bool:
-        """A value of the environment is in the condition or an expression: neither is to be written down."""
+        """Does the condition or an expression contain a value of the environment? Then nothing may record the rule."""
         return self._has_secrets
 
     @property
     def out_of_range_rules(self) -> str | dict[str, str] | None:
-        """As the library takes it. YAML has a null of its own, which is the rule of that name here."""
+        """The library's value. YAML's own null means the rule ``null`` here."""
         if isinstance(self.out_of_range, dict):
             return {column: rule or "null" for column, rule in self.out_of_range.items()}
         return self.out_of_range or ("null" if "out_of_range" in self.model_fields_set else None)
@@ -147,20 +146,23 @@ class LakeConfig(Section):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
     evolution: EvolutionConfig = Field(
-        default=EvolutionConfig(), description="What schema changes of the source do; docs/evolution.md."
+        default=EvolutionConfig(), description="What tables do when the source's schema changes; docs/evolution.md."
     )
     out_of_range: OutOfRangeName | None = Field(
         default=None,
-        description="Values that the lake's types cannot hold (infinity, BC, NaN in a numeric, 0000-00-00): stop the "
-        "table, NULL, the nearest value (clamp), or keep the column as text. Without: stop, or what the source does.",
+        description="For values that the lake's types cannot hold (infinity, BC, NaN in a numeric, 0000-00-00): stop "
+        "the table, write NULL, write the nearest value (clamp), or keep the column as text. Without: stop, or the "
+        "source's own default.",
     )
     tables: list[LakeTableConfig] = Field(
-        default_factory=list, description="What is different for some tables, and second lake tables."
+        default_factory=list, description="Choices for some tables, and further lake tables."
     )
     naming: NamingName = Field(
         default="as_is", description="Column names: as in the source, in lower case, or snake_case."
     )
-    salt: str = Field(default="", description="What masks hash with: a long secret text, as ${VARIABLE}.", repr=False)
+    salt: str = Field(
+        default="", description="Goes into the hashes of masks: a long secret text, as ${VARIABLE}.", repr=False
+    )
     deletion_vectors: bool | list[Text] = Field(
         default=False,
         description="Delta: mark rows as deleted instead of rewriting their files, in all tables (true) or in those "
@@ -168,7 +170,7 @@ class LakeConfig(Section):
     )
     catalog: dict[str, str] = Field(
         default_factory=dict,
-        description="Iceberg's catalog properties, with type and name: docs/iceberg.md. Without: tables of the path.",
+        description="Iceberg's catalog properties, with type and name: docs/iceberg.md. Without: a Hadoop catalog.",
     )
     namespace: Text = Field(
         default="{schema}", description="Iceberg's namespace of the tables; {schema} is the source table's schema."
@@ -181,60 +183,62 @@ class LakeConfig(Section):
 
 
 class StorageConfig(Section):
-    """The object store, if lake.path or journal.path is one. What is not given comes from the environment."""
+    """The object store, if lake.path or journal.path is in one. The environment gives what is not set here."""
 
-    endpoint: Text | None = Field(default=None, description="Address of a store that is not the cloud's own.")
-    region: Text | None = Field(default=None, description="Of the bucket; S3.")
-    profile: Text | None = Field(default=None, description="Of ~/.aws, whose static keys are used; else AWS_PROFILE.")
-    access_key_id: Text | None = Field(default=None, repr=False, description="Better: AWS_ACCESS_KEY_ID is set.")
-    secret_access_key: Text | None = Field(default=None, repr=False, description="As ${NAME} of the environment.")
-    session_token: Text | None = Field(default=None, repr=False, description="As ${NAME} of the environment.")
-    allow_http: bool = Field(default=False, description="Let requests go out without encryption.")
+    endpoint: Text | None = Field(default=None, description="URL of a store that is not the cloud's own.")
+    region: Text | None = Field(default=None, description="The bucket's region, for S3.")
+    profile: Text | None = Field(
+        default=None, description="A profile of ~/.aws with static keys; without it AWS_PROFILE."
+    )
+    access_key_id: Text | None = Field(default=None, repr=False, description="Better: set AWS_ACCESS_KEY_ID.")
+    secret_access_key: Text | None = Field(default=None, repr=False, description="Write ${NAME}, from the environment.")
+    session_token: Text | None = Field(default=None, repr=False, description="Write ${NAME}, from the environment.")
+    allow_http: bool = Field(default=False, description="Send requests without encryption.")
     options: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Others, by the names of obstore and deltalake."
+        default_factory=dict, repr=False, description="Other options, by the names of obstore and deltalake."
     )
 
     def to_options(self) -> dict[str, str]:
-        """As obstore and deltalake take them."""
+        """The options of obstore and deltalake."""
         given = self.model_dump(exclude_none=True, exclude={"options", "allow_http"})
         return {**given, **({"allow_http": "true"} if self.allow_http else {}), **self.options}
 
 
 class SparkConfig(Section):
-    """Where Spark runs. What is not given: a session of this machine, sized to it."""
+    """Where Spark runs. By default on this machine, in a session sized to it."""
 
     master: Text | None = Field(
-        default=None, description="local[*], spark://host:7077, yarn, k8s://…; without it this machine."
+        default=None, description="local[*], spark://host:7077, yarn, k8s://…; without it, this machine."
     )
     remote: Text | None = Field(
         default=None,
         description="A Spark Connect server, sc://host:15002; instead of master. Iceberg needs a REST catalog there.",
     )
-    app_name: Text = Field(default="lakefeed", description="The name that Spark's own pages show.")
-    conf: dict[str, str] = Field(default_factory=dict, description="Settings of Spark, above Lakefeed's own.")
+    app_name: Text = Field(default="lakefeed", description="The name in Spark's UI.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Spark's settings; they override Lakefeed's own.")
     packages: bool = Field(
-        default=True, description="Fetch the jars of the table format; false where the cluster has them."
+        default=True, description="Download the jars of the table format; false if the cluster has them."
     )
 
 
 class SyncConfig(Section):
-    """How often."""
+    """How often to sync."""
 
     interval_seconds: float = Field(
         default=1.0,
         gt=0,
         le=86_400,
         allow_inf_nan=False,
-        description="Least time between two merges of `lakefeed run`.",
+        description="The shortest time between two merges of `lakefeed run`.",
     )
     hang_seconds: float = Field(
         default=600.0,
         ge=60,
         allow_inf_nan=False,
-        description="`lakefeed run` ends when a thread of it has shown no sign of life for so long.",
+        description="`lakefeed run` ends if one of its threads shows no sign of life for so long.",
     )
     warm_up: bool = Field(
-        default=True, description="`lakefeed run` starts Spark at once, so that the first changes do not wait for it."
+        default=True, description="`lakefeed run` starts Spark at once, so the first changes do not wait for it."
     )
 
 
@@ -243,10 +247,10 @@ class JournalConfig(Section):
 
     path: Text | None = Field(
         default=None,
-        description="Where they and the pipeline's state are, if not below lake.path: a directory or an s3:// address.",
+        description="Where the journal and the pipeline's state are, if not below lake.path: a directory or s3://….",
     )
     lease_seconds: float = Field(
-        default=45.0, ge=3, le=3600, description="In an object store: silence after which a standby takes over."
+        default=45.0, ge=3, le=3600, description="In an object store: a standby takes over after so long a silence."
     )
     keep_change_sets: int = Field(
         default=256, ge=0, description="How many change sets stay after every table has them."
@@ -255,12 +259,12 @@ class JournalConfig(Section):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="How long change sets stay after they were captured, even when every table has them.",
+        description="How long change sets stay after capture, even if every table has them.",
     )
     max_backlog_bytes: int = Field(
         default=16 << 30,
         ge=1 << 20,
-        description="Capture waits while more than this is journaled and not yet in the lake.",
+        description="Capture waits while the journal has more than this that the lake lacks.",
     )
 
 
@@ -268,15 +272,15 @@ class MaintenanceConfig(Section):
     """What keeps the lake's tables fast and small."""
 
     every_seconds: float = Field(
-        default=1800.0, ge=0, allow_inf_nan=False, description="How often `lakefeed run` does it; 0: never."
+        default=1800.0, ge=0, allow_inf_nan=False, description="How often `lakefeed run` maintains tables; 0: never."
     )
     keep_hours: float = Field(
-        default=168.0, ge=1, allow_inf_nan=False, description="How long files stay that only older versions need."
+        default=168.0, ge=1, allow_inf_nan=False, description="How long files stay that only older versions use."
     )
     keep_versions: int = Field(
         default=1000, ge=10, description="How many Iceberg snapshots stay at most; ten times as many Delta versions."
     )
-    file_megabytes: int = Field(default=128, ge=1, description="What small files are packed to.")
+    file_megabytes: int = Field(default=128, ge=1, description="The size of packed files.")
     cluster: bool = Field(default=False, description="Sort packed files by the key.")
 
 
@@ -284,15 +288,15 @@ class VerifyConfig(Section):
     """Comparisons of the lake with the source that `lakefeed run` makes by itself; docs/verify.md."""
 
     every_seconds: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="How often each lake table is compared; 0: never."
+        default=0.0, ge=0, allow_inf_nan=False, description="How often to compare each lake table; 0: never."
     )
     max_rate: float = Field(
-        default=20_000.0, gt=0, allow_inf_nan=False, description="Rows of the source that are read in a second."
+        default=20_000.0, gt=0, allow_inf_nan=False, description="Read at most so many rows of the source in a second."
     )
 
 
 class MonitorConfig(Section):
-    """How the pipeline is watched."""
+    """How you watch the pipeline."""
 
     http: Text | None = Field(
         default=None,
@@ -300,13 +304,14 @@ class MonitorConfig(Section):
     )
     token_file: Text | None = Field(
         default=None,
-        description="A file with the token that every address but 127.0.0.1 needs; LAKEFEED_HTTP_TOKEN comes first.",
+        description="A file with the token that every address but 127.0.0.1 needs; LAKEFEED_HTTP_TOKEN overrides it.",
     )
     traces: bool = Field(
-        default=False, description="OpenTelemetry spans, by the OTEL_ variables. Needs lakefeed[otel]."
+        default=False, description="Send OpenTelemetry spans, by the OTEL_ variables. Needs lakefeed[otel]."
     )
     lineage: bool = Field(
-        default=False, description="OpenLineage events, by the OPENLINEAGE_ variables. Needs lakefeed[openlineage]."
+        default=False,
+        description="Send OpenLineage events, by the OPENLINEAGE_ variables. Needs lakefeed[openlineage].",
     )
 
 
@@ -325,7 +330,7 @@ class Config(Section):
     monitor: MonitorConfig = MonitorConfig()
 
     def state(self) -> Storage:
-        """Where the pipeline's journal and other state are. Sends no request."""
+        """The storage of the pipeline's journal and other state. Sends no request."""
         root = storage_at(self.journal.path or self.lake.path, self.storage.to_options())
         return root.below(f"_lakefeed/{self.pipeline}")
 
@@ -338,7 +343,7 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
     except ValidationError as error:
         text, keys = complaints(error, document, model)
         remedy = f"Correct {' and '.join(keys)} in {path}; `lakefeed init` writes a commented example."
-        raise ConfigError(text, remedy=remedy) from None  # the cause would show replaced secrets
+        raise ConfigError(text, remedy=remedy) from None  # the cause would show secrets from the environment
     for at, text in document.raw.items():
         if at[:2] == ("lake", "tables") and "${" in text and {"where", "transform"} & set(at):
             config.lake.tables[int(at[2])]._has_secrets = True
@@ -357,11 +362,11 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
 
 
 def _place(key: str, text: str, directory: Path) -> str:
-    """An object store's address as it is; a path, or a file: URL, as an absolute path."""
+    """An object store's URI as it is; a path, or a file: URL, as an absolute path."""
     if is_remote(text) and key == "lake.path" and not text.startswith(("s3://", "s3a://")):
         raise ConfigError(
-            f"lake.path: tables can be in an object store that speaks S3, and {text} does not",
-            remedy="Write a path such as ./lake, or s3://bucket/lake. The journal can be there: journal.path.",
+            f"lake.path: of object stores, tables can only be in one with S3's protocol, not in {text}",
+            remedy="Write a path such as ./lake, or s3://bucket/lake. Only the journal can be there: set journal.path.",
         )
     if is_remote(text):
         return text.rstrip("/")
@@ -369,8 +374,8 @@ def _place(key: str, text: str, directory: Path) -> str:
     if separator and scheme != "file":
         known = ", ".join(f"{one}://" for one in SCHEMES)
         raise ConfigError(
-            f"{key}: no storage is known for {scheme}://",
-            remedy=f"Write a path such as ./lake, or an address: s3://…, and for journal.path {known}.",
+            f"{key}: Lakefeed knows no storage for {scheme}://",
+            remedy=f"Write a path such as ./lake, or a URI: s3://…, and for journal.path {known}.",
         )
     return str((directory / Path(rest if separator else text).expanduser()).resolve())
 
@@ -380,7 +385,7 @@ def _beside(directory: Path, path: str | None) -> str | None:
 
 
 def config_model() -> type[Config]:
-    """The model of a file, with every registered kind of source; ``kind`` tells them apart."""
+    """The model of a file, with every registered kind of source; ``kind`` selects one."""
     return _model_with(tuple(source_config(kind) for kind in SOURCES))
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of a configured pipeline: which address, whose token, and what it says of source and lake."""
+"""The dashboard of a configured pipeline: its address, its token, and its text about source and lake."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TOKEN_VARIABLE = "LAKEFEED_HTTP_TOKEN"  # noqa: S105  # its name, not its value
 def served(
     config: Config, pipeline: Pipeline, address: str | None, *, or_free_port: bool = False
 ) -> Iterator[str | None]:
-    """Serve the dashboard while the block lasts; gives its URL. Without an address: nothing is served.
+    """Serve the dashboard while the block lasts. Gives its URL; None without an address, and then serves nothing.
 
-    ``or_free_port``: on another port, where this one is taken.
+    ``or_free_port``: take another port if this one is in use.
     """
     if address is None:
         yield None
         return
-    capture = build_source(config).bind(config.pipeline)  # of its own: a check connects by itself
+    capture = build_source(config).bind(config.pipeline)  # one of its own: a check opens its own connection
     about = {
         "source": f"{config.source.kind} {config.source.place()}".strip(),
         "lake": f"{config.lake.format} {config.lake.path}",
@@ -50,7 +50,7 @@ def served(
 
 
 def read_token(config: MonitorConfig) -> str | None:
-    """From the environment, or from the file that the configuration names. Never from the configuration itself."""
+    """The token from the environment, or from the file that the configuration names; never from the configuration."""
     if token := os.environ.get(TOKEN_VARIABLE):
         return token
     if config.token_file is None:
@@ -58,7 +58,7 @@ def read_token(config: MonitorConfig) -> str | None:
     try:
         token = Path(config.token_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"monitor.token_file {config.token_file} cannot be read"
+        problem = f"Lakefeed cannot read monitor.token_file {config.token_file}"
         raise ConfigError(problem, remedy="Write a token into it: openssl rand -hex 32") from error
     if not token:
         problem = f"monitor.token_file {config.token_file} is empty"

@@ -1,7 +1,7 @@
-"""A configuration file: YAML with the line of every key, and sentences for what is wrong in it.
+"""A configuration file: YAML with the line of every key, and a sentence for each mistake.
 
-Duplicate keys are refused, ``${NAME}`` is taken from the environment. A complaint names line and key, says what the
-value must be, and lists what there is to choose from.
+The reader refuses duplicate keys, and takes ``${NAME}`` from the environment. A complaint names line and key, says what
+the value must be, and lists the choices.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from lakefeed.capture.registry import PLANNED
 from lakefeed.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
-"""The way to a value: ``("source", "tables", 0)``."""
+"""The keys that lead to a value: ``("source", "tables", 0)``."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NOT_YET: dict[KeyPath, tuple[str, ...]] = {("source", "kind"): PLANNED, ("source", "capture"): ("log", "trigger")}
-"""Values that the documentation announces and this version does not have everywhere."""
+"""Values that the documentation announces and that this version does not have everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """``data`` as plain Python values; ``lines`` (from 1) and ``raw`` text by key path.
 
-    ``raw`` is what stands in the file, before variables were replaced: messages quote it, so that a secret never
-    gets into one.
+    ``raw`` is the text of the file, before variables are replaced: messages quote it, so they never contain a secret.
     """
 
     path: Path
@@ -50,7 +49,7 @@ class Document:
 
 
 def read_document(path: Path, environment: Mapping[str, str] | None = None) -> Document:
-    """Read a file. Raises ConfigError, with the line, for everything that keeps it from being read."""
+    """Read a file. ConfigError, with the line, if that is not possible."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -65,7 +64,7 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
         remedy = f"Name a YAML file; {path} is another kind of file, or has another encoding."
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", remedy=remedy) from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy=f"chmod u+r {path}") from error
+        raise ConfigError(f"Lakefeed cannot read {path}: {error.strerror}", remedy=f"chmod u+r {path}") from error
     document = Document(path, None)
     try:
         loader = yaml.SafeLoader(text)
@@ -77,20 +76,24 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        wrong = "".join(text.splitlines()[line - 1 : line])  # the end of the file may be the place
+        wrong = "".join(text.splitlines()[line - 1 : line])  # it may be behind the last line
         if "\t" in wrong:
             raise ConfigError(
-                f"{path}, line {line}: this line has a tab, and YAML takes spaces only",
+                f"{path}, line {line}: this line has a tab, and YAML allows spaces only",
                 remedy="Replace the tab with spaces.",
             ) from error
         remedy = f"Correct line {line} of {path}" + ('; put ${…} in quotes: "${NAME}".' if "${" in wrong else ".")
         raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}", remedy=remedy) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that no calendar has, an anchor in itself
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # a date that does not exist, or an anchor inside itself
         raise ConfigError(f"{path} is not YAML: {error}", remedy=f"Correct {path}.") from error
     if not isinstance(data, dict):
         shape = "empty" if data is None else f"a {'list' if isinstance(data, list) else 'single value'}"
-        remedy = f"Write a commented one in its place: lakefeed init {path} --force"
-        raise ConfigError(f"{path} must be a mapping of keys to values, and is {shape}", remedy=remedy)
+        remedy = f"Replace it with a commented one: lakefeed init {path} --force"
+        raise ConfigError(f"{path} must be a mapping of keys to values, but is {shape}", remedy=remedy)
     return Document(path, data, document.lines, document.raw)
 
 
@@ -151,11 +154,11 @@ _EXPECTATIONS = {
     "model_type": "must be a section with keys of its own",
     "model_attributes_type": "must be a section with keys of its own",
 }
-"""By the kind of pydantic's error; the names in braces are in its context."""
+"""The ends of sentences, by the type of pydantic's error; its context has the names in braces."""
 
 
 def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> tuple[str, list[str]]:
-    """One sentence for one problem, a list for several, in the order of the file; and the keys in question."""
+    """One sentence for one problem, a list for several, in the order of the file; and the keys that are wrong."""
     found: set[tuple[int, str, str]] = set()
     sections = set[str]()
     for problem in error.errors(include_url=False, include_input=False, include_context=True):
@@ -164,8 +167,8 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             at = (*at, str(context["discriminator"]).strip("'"))
             kind = "literal_error" if kind == "union_tag_invalid" else "missing"
         elif len(at) > 1 and str(at[0]) in model.model_fields and _variants(model.model_fields[str(at[0])]):
-            at = (at[0], *at[2:])  # pydantic puts the section's kind second, and the file does not have it there
-        # Where a value may be of several kinds pydantic names each: literal['stop', …], dict[…]. No file has that.
+            at = (at[0], *at[2:])  # pydantic adds the section's kind, which is no key of the file
+        # If a value may have several types, pydantic names each: literal['stop', …], dict[…]. These are no keys either.
         at = tuple(part for part in at if not _KIND.fullmatch(str(part)))
         key, value = _dotted(at), f"'{document.raw[at]}'" if at in document.raw else "this"
         if kind == "extra_forbidden":
@@ -178,7 +181,7 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
                 available = _choices(model, at, document)
             close = get_close_matches(raw, available, n=1)
             if raw in _NOT_YET.get(at, ()):
-                text = f"{key}: {value} is not there yet; available now: {', '.join(available)}"
+                text = f"{key}: this version does not have {value} yet; available: {', '.join(available)}"
             else:
                 hint = f"; did you mean {close[0]}?" if close else ""
                 text = f"{key}: {value} is not a choice; available: {', '.join(available)}{hint}"
@@ -191,7 +194,7 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
         if kind == "literal_error" and at not in document.raw and len(at) > 1:
             sections.add(key)
         found.add((document.line(at), text, key))
-    # Of a section that might have been a single value, what is wrong inside it is the mistake.
+    # If a section could also be a single value, report only the mistakes inside it.
     inner = {key for _, _, key in found}
     found = {one for one in found if one[2] not in sections or not any(key.startswith(f"{one[2]}.") for key in inner)}
     keys = list(dict.fromkeys(key for _, _, key in sorted(found)))
@@ -218,7 +221,7 @@ def _unknown_key(at: KeyPath, document: Document, model: type[BaseModel]) -> str
 
 
 def _missing_hint(at: KeyPath, document: Document, model: type[BaseModel]) -> str:
-    """What belongs where a key is missing."""
+    """What the user has to write for a missing key."""
     if len(at) == 1:
         field = model.model_fields[str(at[0])]
         if variants := _variants(field):
@@ -235,12 +238,12 @@ def _choices(model: type[BaseModel], at: KeyPath, document: Document) -> tuple[s
     if variants and name == model.model_fields[str(around[0])].discriminator:
         return tuple(variants)
     field = _section(model, tuple(around), document).model_fields[str(name)]
-    kinds = [field.annotation, *get_args(field.annotation)]  # a Literal, or one of the kinds of an optional value
+    kinds = [field.annotation, *get_args(field.annotation)]  # a Literal, or one of the types of an optional value
     return tuple(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
 
 
 def _variants(field: FieldInfo) -> dict[str, type[BaseModel]]:
-    """The kinds of a section that has several, by the value that tells them apart."""
+    """The kinds of a section that has several, by the value of its discriminator."""
     if field.discriminator is None:
         return {}
     kinds = get_args(field.annotation)
@@ -253,21 +256,21 @@ def _section(model: type[BaseModel], at: KeyPath, document: Document) -> type[Ba
     for part in at:
         data = _inside(data, part)
         if is_item:
-            is_item = False  # the list's or mapping's own name has given the model
+            is_item = False  # the name of the list or mapping has selected the model
             continue
         field = model.model_fields[str(part)]
         if variants := _variants(field):
             model = variants.get(str(_inside(data, str(field.discriminator))), next(iter(variants.values())))
         else:
             is_item = get_origin(field.annotation) in (list, dict)
-            # The one section in an annotation: itself, what a list or a mapping has, what may also be None.
+            # The one section in an annotation: itself, the items of a list or mapping, or an optional one.
             kinds = (field.annotation, *get_args(field.annotation))
             model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return model
 
 
 def _is_of_section(model: type[BaseModel], at: KeyPath, document: Document) -> bool:
-    """Whether there is a section, and not a mapping of the user's own names, at ``at``."""
+    """Is there a section at ``at``, and not a mapping with the user's own names?"""
     try:
         _section(model, at, document)
     except (KeyError, StopIteration):

@@ -1,11 +1,11 @@
 """Several pipelines in one process and one Spark session: ``lakefeed run a.yaml b.yaml``, or a directory of files.
 
-Each pipeline has its own threads, its own lease and its own state, as in a process of its own; what they share is the
-JVM. Spark gives each an equal share of its cores while they all have work (a scheduler pool for each). A pipeline that
-fails stays behind alone: the others go on, and the command says so at its end.
+Each pipeline has its own threads, its own lease and its own state, as in a process of its own; they share the JVM.
+While all have work, Spark gives each an equal share of its cores (a scheduler pool for each). If a pipeline fails, the
+others go on, and the command says so at its end.
 
-A directory is looked at every two seconds: a file that comes is started, one that goes is stopped after its step under
-way, one that changes is stopped and started again.
+The command polls a directory every two seconds: it starts the pipeline of a new file, stops that of a removed file
+after its current step, and restarts that of a changed file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from lakefeed.flow.report.listener import Listener
 if TYPE_CHECKING:
     from lakefeed.flow.pipeline import Pipeline
 
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _CHECK_SECONDS = 0.1
 _SUFFIXES = (".yaml", ".yml")
 
 
 def files_of(given: Sequence[Path]) -> list[Path]:
-    """The configuration files that are meant: a directory stands for those that are in it now."""
+    """The configuration files: those given, and those that a given directory has now."""
     found: list[Path] = []
     for path in given:
         found += sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
@@ -43,7 +43,7 @@ def files_of(given: Sequence[Path]) -> list[Path]:
 
 @dataclass
 class _Running:
-    """One pipeline while it runs. ``stamp``: which content of the file it was started with."""
+    """One pipeline while it runs. ``stamp``: the modification time of its file when it started."""
 
     file: Path
     stamp: int
@@ -56,7 +56,7 @@ class _Running:
 class Pipelines:
     """See the module. ``run`` blocks until ``stop``, until the time is over, or until every pipeline has ended.
 
-    ``say`` gets one line for people. ``failed`` are the files whose pipelines ended with an error, with that.
+    ``say`` gets lines for people. ``failed`` has the errors of the pipelines that failed, by file.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Pipelines:
         self._running: dict[Path, _Running] = {}
         self.failed: dict[Path, Exception] = {}
         self.hanging: list[str] = []
-        # A file that cannot be read is that pipeline's trouble, not the session's.
+        # A mistake in one file fails that pipeline alone, when it starts.
         configs = {file: config for file in files if (config := self._loaded(file)) is not None}
         self._session = shared_session(configs)
 
@@ -94,25 +94,25 @@ class Pipelines:
         try:
             return load_config(file)
         except (LakefeedError, OSError):
-            return None  # said when it is started
+            return None  # reported when its pipeline starts
 
     def stop(self) -> None:
         self._stopping.set()
 
     def run(self, for_seconds: float | None = None) -> None:
         until = time.monotonic() + for_seconds if for_seconds is not None else None
-        next_look = 0.0
+        next_poll = 0.0
         while not self._stopping.is_set() and (until is None or time.monotonic() < until):
-            if time.monotonic() >= next_look and (self._follows or not next_look):
-                self._look()
-                next_look = time.monotonic() + _LOOK_SECONDS
+            if time.monotonic() >= next_poll and (self._follows or not next_poll):
+                self._poll_files()
+                next_poll = time.monotonic() + _POLL_SECONDS
             if not self._follows and not any(one.thread and one.thread.is_alive() for one in self._running.values()):
                 break  # all have failed
             self._stopping.wait(_CHECK_SECONDS)
         self._end(list(self._running))
 
-    def _look(self) -> None:
-        """Start what is new, stop what is gone, and say what has failed."""
+    def _poll_files(self) -> None:
+        """Start the pipelines of new files, and stop those of removed or changed ones."""
         wanted = {file: file.stat().st_mtime_ns for file in files_of(self._given) if file.exists()}
         for file, one in list(self._running.items()):
             if wanted.get(file) != one.stamp:
@@ -128,21 +128,21 @@ class Pipelines:
                 one.thread.start()
 
     def _end(self, files: Sequence[Path]) -> None:
-        """Stop pipelines, all at once, and wait for them: ten seconds at most, whatever hangs."""
+        """Stop pipelines, all at once, and wait for them: ten seconds at most, even if one hangs."""
         ending = [self._running.pop(file) for file in files]
         for one in ending:
             one.stopping.set()
         while left := [one for one in ending if one.thread is not None and one.thread.is_alive()]:
             for one in left:
                 if one.pipeline is not None:
-                    one.pipeline.stop()  # again and again: run() forgets a stop that came before it had begun
+                    one.pipeline.stop()  # repeat it: run() forgets a stop that came before it began
             time.sleep(_CHECK_SECONDS)
         for one in ending:
             if one.pipeline is not None:
                 self.hanging += [f"{one.file.name}: {name}" for name in one.pipeline.hanging]
 
     def _work(self, one: _Running) -> None:
-        """One pipeline, from its file to its end. Whatever it raises is its own."""
+        """Run one pipeline, from its file to its end. Its errors do not reach the others."""
         try:
             config = load_config(one.file)
             with ExitStack() as stack:
@@ -153,7 +153,7 @@ class Pipelines:
                 self._say(f"Running {config.pipeline} ({one.file.name}){f'; dashboard: {url}' if url else ''}.")
                 if not one.stopping.is_set():
                     one.pipeline.run(standby=self._standby)
-        except Exception as error:  # noqa: BLE001  # one pipeline's trouble is that pipeline's
+        except Exception as error:  # noqa: BLE001  # the other pipelines go on
             one.error = self.failed[one.file] = error
             remedy = f" Remedy: {error.remedy}" if isinstance(error, LakefeedError) and error.remedy else ""
             self._say(f"{one.file.name}: stopped, the others go on: {error}{'' if remedy in str(error) else remedy}")

@@ -1,4 +1,4 @@
-"""Who else is told what a pipeline does: OpenTelemetry and OpenLineage, where the configuration asks for them."""
+"""Adds OpenTelemetry and OpenLineage to a pipeline's listener, if the configuration asks for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def observed(config: Config, listener: Listener) -> Iterator[Listener]:
-    """The listener, and with it whoever else is to be told. At the end what is left is sent, for a few seconds at most.
+    """``listener``, together with those for traces and lineage. At the end they send what is left, for a few seconds at
+    most.
 
     ConfigError for an extra that is not installed.
     """

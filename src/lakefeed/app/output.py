@@ -1,6 +1,6 @@
 """What a command prints: sentences and tables for people, JSON objects for machines. Never both on stdout.
 
-The result goes to stdout, everything about the way there (progress, errors for people) to stderr.
+The result goes to stdout; progress, and errors for people, go to stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _file: str | None = None
 
 
 def be_quiet(quiet: bool) -> None:
-    """Whether the commands show no progress from now on: what ``--quiet`` says."""
+    """Show no progress from now on (``--quiet``), or show it again."""
     global _quiet  # of the process, as its stderr is
     _quiet = quiet
 
@@ -33,19 +33,19 @@ def is_quiet() -> bool:
     return _quiet
 
 
-def speak_of(file: Path | None) -> None:
-    """The configuration file that messages name from now on, so that their commands can be typed as they stand."""
+def set_file(file: Path | None) -> None:
+    """Set the configuration file that messages name, so that users can type the commands in them as printed."""
     global _file  # of the process, as its arguments are
     _file = None if file is None else shlex.quote(str(file))
 
 
 def with_file(text: str) -> str:
-    """A message with the user's own file in its commands."""
+    """A message with the user's configuration file in its commands."""
     return text if _file is None else errors.with_file(text, _file)
 
 
 def be_structured(structured: bool) -> None:
-    """Whether everything on stderr is a JSON object on a line of its own from now on: ``--log-format json``."""
+    """Write everything on stderr as JSON objects, one per line, from now on (``--log-format json``), or as text."""
     global _structured  # as above
     _structured = structured
 
@@ -55,7 +55,7 @@ def is_structured() -> bool:
 
 
 class LogLines(logging.Handler):
-    """Log lines by the same way as everything else on stderr: a line never lands in the middle of a progress bar."""
+    """Writes log lines in the same way as everything else on stderr, so that none breaks a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if _structured:
@@ -66,7 +66,7 @@ class LogLines(logging.Handler):
 
 
 def show_event(message: str, fields: Mapping[str, Any] | None = None) -> None:
-    """One log line as JSON: time, level, logger, message and what else belongs to it."""
+    """One log line as JSON: time, level, logger, message and ``fields``."""
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": "info", "logger": "lakefeed", "message": message, **(fields or {})}
     typer.echo(json.dumps(line, ensure_ascii=False, default=str), err=True)
@@ -74,14 +74,14 @@ def show_event(message: str, fields: Mapping[str, Any] | None = None) -> None:
 
 def show_object(data: dict[str, Any]) -> None:
     """One JSON object on one line."""
-    typer.echo(json.dumps(_spoken(data), ensure_ascii=False))
+    typer.echo(json.dumps(_with_file_names(data), ensure_ascii=False))
 
 
-def _spoken(value: Any) -> Any:
+def _with_file_names(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _spoken(one) for key, one in value.items()}
+        return {key: _with_file_names(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_spoken(one) for one in value]
+        return [_with_file_names(one) for one in value]
     return with_file(value) if isinstance(value, str) else value
 
 
@@ -90,7 +90,7 @@ def show_text(text: str) -> None:
 
 
 def show_note(text: str) -> None:
-    """Something about the way there, not the result."""
+    """Progress or an error, not the result: on stderr."""
     if _structured:
         show_event(with_file(text))
     else:
@@ -98,7 +98,7 @@ def show_note(text: str) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their longest value. Numbers and the heads above them to the right; None is a dash."""
+    """Columns as wide as their longest value. Numbers and their heads are aligned to the right; None is a dash."""
     lines = [list(columns)]
     for row in rows:
         texts = ["-" if value is None else f"{value:,}" if type(value) is int else str(value) for value in row]
@@ -120,7 +120,7 @@ def _is_number(text: str) -> bool:
 
 
 def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:
-    """What is wrong and what to do about it. ``then`` is what to do after that."""
+    """The error and its remedy. ``then`` is what to do after that."""
     if as_json:
         show_object({"error": error.message, "remedy": error.remedy + then})
     elif _structured:
@@ -131,7 +131,7 @@ def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:
 
 
 def sentence(text: str) -> str:
-    """With an end, whatever it had."""
+    """The text with a full stop, unless it ends otherwise."""
     return text if text.endswith(("?", "!")) else f"{text.rstrip('.')}."
 
 

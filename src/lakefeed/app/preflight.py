@@ -1,7 +1,7 @@
-"""What a pipeline needs of this machine: Java and the jars of its table format, or a Spark Connect server; a directory
-to write to, a private file.
+"""Checks what a pipeline needs of this machine: Java and the jars of its table format, or a Spark Connect server; a
+directory to write to; a private configuration file.
 
-The capture checks the source itself.
+The capture checks the source.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _CONNECT_SECONDS = 5.0
 def _unwritable(key: str, path: Path) -> list[tuple[str, str]]:
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
-        with TemporaryFile(dir=nearest):  # really: rights alone do not tell of a read-only disk
+        with TemporaryFile(dir=nearest):  # try it: permissions do not show a read-only disk
             return []
     except NotADirectoryError:
         return [(f"{key} {path}: {nearest} is a file", f"Set {key} to a directory.")]
     except OSError as error:
-        problem = f"{key} {path}: {nearest} cannot be written: {error.strerror}"
+        problem = f"{key} {path}: Lakefeed cannot write to {nearest}: {error.strerror}"
         return [(problem, f"Make {nearest} writable for this user, or set {key} to a directory that is.")]
 
 
 def _unconnected(remote: str) -> list[tuple[str, str]]:
-    """What is in the way of a Spark Connect server: packages of its client, or that it cannot be reached."""
+    """Why Lakefeed cannot use a Spark Connect server: the client lacks packages, or no server answers."""
     place = urlsplit(remote.partition("/;")[0])
     lacking = [name for name in ("grpc", "grpc_status", "google.rpc", "pandas") if not _is_installed(name)]
     if lacking:
-        return [(f"the client of Spark Connect needs {', '.join(lacking)}", 'pip install "lakefeed[connect]"')]
+        return [(f"the Spark Connect client needs {', '.join(lacking)}", 'pip install "lakefeed[connect]"')]
     try:
         with socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), timeout=_CONNECT_SECONDS):
             return []
@@ -56,12 +56,12 @@ def _unconnected(remote: str) -> list[tuple[str, str]]:
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package above it
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def machine_findings(config: Config) -> tuple[Finding, ...]:
-    """Problems of this machine, each with its remedy. Leaves nothing behind, starts no Spark."""
+    """The problems of this machine, each with its remedy. Leaves nothing behind, and starts no Spark."""
     found, warnings = list[tuple[str, str]](), list[tuple[str, str]]()
     if config.spark.remote is not None:
         found += _unconnected(config.spark.remote)
@@ -69,7 +69,7 @@ def machine_findings(config: Config) -> tuple[Finding, ...]:
         try:
             java = find_java()
             if wrong := wrong_java_home():
-                warnings.append((f"{wrong}; {java.home} is used instead", f"export JAVA_HOME={java.home}"))
+                warnings.append((f"{wrong}; Lakefeed uses {java.home} instead", f"export JAVA_HOME={java.home}"))
         except SparkSetupError as error:
             found.append((error.message, error.remedy))
     places = {"lake.path": config.lake.path} | ({"journal.path": config.journal.path} if config.journal.path else {})
@@ -79,7 +79,7 @@ def machine_findings(config: Config) -> tuple[Finding, ...]:
             found += _unwritable(key, storage.directory)
             continue
         try:
-            storage.require_fence()  # really: it writes and removes a probe
+            storage.require_fence()  # try it: this writes and removes a probe
         except LakefeedError as error:
             found.append((f"{key}: {error.message}", error.remedy))
     coordinates = FORMATS[config.lake.format].coordinates
@@ -98,7 +98,7 @@ _SECRET_KEY = re.compile(r"password|secret|credential|token", re.IGNORECASE)
 
 
 def secret_findings(file: Path) -> tuple[Finding, ...]:
-    """A warning if a secret stands in the configuration file itself, and others may read the file."""
+    """A warning if the configuration file itself has a secret, and other users may read the file."""
     if not file.stat().st_mode & 0o077:
         return ()
     raw = {".".join(map(str, at)): text for at, text in read_document(file).raw.items()}
@@ -112,7 +112,7 @@ def secret_findings(file: Path) -> tuple[Finding, ...]:
         Finding(
             level=Level.WARNING,
             problem=f"{key} has a secret in {file}, which other users of this machine may read",
-            remedy=f"chmod 600 {shlex.quote(str(file))}, or put the secret into the environment and write ${{NAME}}.",
+            remedy=f"chmod 600 {shlex.quote(str(file))}, or set the secret in the environment and write ${{NAME}}.",
         )
         for key in plain
     )

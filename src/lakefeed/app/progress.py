@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _LINE_SECONDS = 5.0
-"""Between two lines about the same thing: the log of a service that runs for months should not fill with them."""
+"""The time between two lines about the same thing: they must not fill the log of a service that runs for months."""
 
 
 @contextmanager
 def progress(*, quiet: bool, cycles: bool = True) -> Iterator[Display]:
-    """The listener that fits where stderr goes. ``quiet`` or ``--quiet``: one that shows nothing.
+    """The listener for stderr: bars on a terminal, else lines. With ``quiet`` or ``--quiet`` it shows nothing.
 
-    Without ``cycles`` it does not say what a cycle has applied: the command does, at its end.
+    Without ``cycles`` it does not show what a cycle has applied: the command does at its end.
     """
     if quiet or is_quiet():
         yield Display()
@@ -52,18 +52,18 @@ def progress(*, quiet: bool, cycles: bool = True) -> Iterator[Display]:
 
 
 class Display(Listener):
-    """Shows nothing. ``reported`` are the tables whose errors it has shown: they are not shown twice."""
+    """Shows nothing. ``reported`` are the tables whose errors it has shown: the command does not repeat them."""
 
     def __init__(self) -> None:
         self.reported: set[TableId] = set()
         self._standing_by = ""
 
     def announce(self, text: str) -> None:
-        """What begins now and takes a while: the start of Spark."""
+        """Show that something slow begins: the start of Spark."""
 
 
 class CycleObjects(Listener):
-    """Hands every cycle that brought something to ``show``."""
+    """Passes every cycle that applied something to ``show``."""
 
     def __init__(self, show: Callable[[CycleResult], None]) -> None:
         self._show = show
@@ -113,7 +113,7 @@ def _event(event: str, message: str, more: Mapping[str, Any] | None = None, **fi
 
 
 class NamedLines(Listener):
-    """One line for each event that a person may want to know of, with the pipeline's name: several run at once."""
+    """One line for each event that matters to people, with the pipeline's name: several pipelines run at once."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
@@ -143,7 +143,7 @@ class Lines(Display):
         self._lock = threading.Lock()
         self._rows: dict[TableId, int] = {}
         self._next_line: dict[TableId | None, float] = {}
-        self._unsaid = Counts()
+        self._unreported = Counts()
 
     def announce(self, text: str) -> None:
         show_note(text)
@@ -166,11 +166,11 @@ class Lines(Display):
 
     def applied(self, result: CycleResult) -> None:
         with self._lock:
-            self._unsaid += result.counts
-            is_due = self._cycles and self._unsaid.total and self._due(None)
-            text = _counts_text(self._unsaid) if is_due else None
+            self._unreported += result.counts
+            is_due = self._cycles and self._unreported.total and self._due(None)
+            text = _counts_text(self._unreported) if is_due else None
             if text:
-                self._unsaid = Counts()
+                self._unreported = Counts()
         if text:
             show_note(text)
 
@@ -178,7 +178,7 @@ class Lines(Display):
         with self._lock:
             due = self._due(table)
         if due:
-            show_note(f"{table}: comparing, {chunks} of {total} chunks are read")
+            show_note(f"{table}: comparing, {chunks} of {total} chunks read")
 
     def full_diff_done(self, table: TableId, result: FullDiffResult) -> None:
         show_note(_diff_text(table, result))
@@ -196,7 +196,7 @@ class Lines(Display):
         show_note(retrying_text(error, seconds))
 
     def _due(self, about: TableId | None) -> bool:
-        """True at most once in a while for each table, and for the cycles (None)."""
+        """Is a line due? True at most once in five seconds for each table, and for the cycles (None)."""
         now = time.monotonic()
         if now < self._next_line.get(about, 0.0):
             return False
@@ -205,9 +205,9 @@ class Lines(Display):
 
 
 class Bars(Display):
-    """A bar for each table that is being copied, and lines above the bars for the rest.
+    """A bar for each table under copy, and lines above the bars for the rest.
 
-    A display never ends the work that it shows: rows of a table that nobody announced get a bar without an end.
+    Rows of a table that nobody announced get a bar without an end: a display must never fail the work that it shows.
     """
 
     def __init__(self, bars: Progress) -> None:
@@ -276,7 +276,7 @@ def _bars() -> Iterator[Progress]:
     from rich.text import Text
 
     class Share(ProgressColumn):
-        """``1,200 of 5,000``; nothing where there is no end to reach."""
+        """``1,200 of 5,000``; empty without a known total."""
 
         def render(self, task: Task) -> Text:
             return Text("" if task.total is None else f"{task.completed:,.0f} of {task.total:,.0f}")
@@ -287,7 +287,7 @@ def _bars() -> Iterator[Progress]:
 
 
 def table_error_text(table: TableId, message: str, remedy: str) -> str:
-    """The table is named once, also where the message begins with it."""
+    """Error and remedy. Names the table once, even if the message has it."""
     about = "" if str(table) in message else f"{table}: "
     return f"Error: {about}{sentence(message)}\nRemedy: {remedy}"
 

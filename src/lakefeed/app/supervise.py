@@ -1,8 +1,8 @@
 """Runs a pipeline in a thread, so that the main thread is free for signals.
 
-PySpark takes SIGINT for itself when a session is made in the main thread: Ctrl-C would cancel the running merge. Made
-in another thread it leaves signals alone. ``Supervised`` lets the step under way come to its end at the first SIGINT or
-SIGTERM; a second one does what it does by default: it kills. ``interruptible`` gives up at once.
+If the main thread makes a session, PySpark takes SIGINT for itself, and Ctrl-C would cancel the running merge. In
+another thread it leaves signals alone. At the first SIGINT or SIGTERM ``Supervised`` lets the current step end; a
+second one kills the process, as by default. ``interruptible`` gives up at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """What Supervised needs of a pipeline. ``run`` blocks until ``stop``, or ``for_seconds`` have passed."""
+    """What Supervised needs of a pipeline. ``run`` blocks until ``stop``, or until ``for_seconds`` have passed."""
 
     def run(self, for_seconds: float | None = None) -> None: ...
 
@@ -30,11 +30,10 @@ class Runs(Protocol):
 def interruptible(work: Callable[[], T]) -> T:
     """The result of ``work``, which runs in a thread. Ctrl-C raises KeyboardInterrupt here at once; main thread only.
 
-    The thread then goes on until the process ends, which the caller has to bring about. Whatever it is doing is safe to
-    be cut off: that is what a crash does.
+    The thread then goes on until the process ends, and the caller has to end it. That is safe: a crash does the same.
 
-    The signal handler only sets a flag. Python's own raises wherever the main thread happens to be, and if that is a
-    finalizer that the garbage collector runs, the KeyboardInterrupt is printed and lost.
+    The signal handler only sets a flag. Python's own handler raises wherever the main thread is. If that is a finalizer
+    of the garbage collector, Python prints the KeyboardInterrupt and drops it.
     """
     results: list[T] = []
     failed: list[BaseException] = []
@@ -64,13 +63,13 @@ def interruptible(work: Callable[[], T]) -> T:
 class Supervised:
     """A pipeline that runs in a thread of its own. ``start`` and ``finish``, or ``run`` for both.
 
-    ``on_stop`` is called once, in the main thread, when a signal or ``stop`` has asked for the end.
+    Calls ``on_stop`` once, in the main thread, after a signal or ``stop`` has asked for the end.
     """
 
     def __init__(self, pipeline: Runs, on_stop: Callable[[], None] = lambda: None) -> None:
         self._pipeline = pipeline
         self._on_stop = on_stop
-        self._has_told = False
+        self._has_reported = False
         self._failed: BaseException | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -84,7 +83,7 @@ class Supervised:
         return self._stopping.is_set()
 
     def run(self, for_seconds: float | None = None) -> None:
-        """From the main thread: start, wait for the end, a signal or the time, and raise what ``run`` raised."""
+        """Start, wait for the end, a signal or the time, and raise the pipeline's error, if any. Main thread only."""
         with self.signals():
             self.start(for_seconds)
             self.finish()
@@ -103,18 +102,18 @@ class Supervised:
         self._stopping.set()
 
     def wait(self, seconds: float) -> None:
-        """Until the pipeline has ended, but no longer than ``seconds``."""
+        """Wait until the pipeline has ended, at most for ``seconds``."""
         assert self._thread is not None  # noqa: S101  # start comes first
         if self._stopping.is_set():
-            if not self._has_told:
-                self._has_told = True
+            if not self._has_reported:
+                self._has_reported = True
                 self._on_stop()
-            # Again and again: run() forgets a stop that came before it had begun.
+            # Repeat it: run() forgets a stop that came before it began.
             self._pipeline.stop()
         self._thread.join(seconds)
 
     def finish(self) -> None:
-        """Wait for the end and raise what ended it, if anything did."""
+        """Wait for the end, and raise the pipeline's error, if any."""
         while self.alive:
             self.wait(_CHECK_SECONDS)
         if self._failed is not None:
@@ -122,7 +121,7 @@ class Supervised:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM call ``stop`` inside the block; main thread only."""
+        """Inside the block SIGINT and SIGTERM call ``stop``. Main thread only."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signal module's shape
             self.stop()

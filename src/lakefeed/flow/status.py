@@ -326,7 +326,7 @@ def _recorded(tables: TableFormat, state: TableState) -> Applied | None:
 
 
 def _laid_out_otherwise(tables: TableFormat, state: TableState) -> tuple[str, ...]:
-    return tuple(one.told(state.table) for one in tables.table(state.route).laid_out_otherwise())
+    return tuple(one.with_command(state.table) for one in tables.table(state.route).laid_out_otherwise())
 
 
 def _table_status(

@@ -1,4 +1,4 @@
-"""The seam between the journal and the tables: ChangeLog in, SyncEngine and TableFormat out. No Spark in here."""
+"""The seam between the journal and the tables: ChangeLog in, SyncEngine and TableFormat out. No Spark here."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 
 class ChangeLog(Protocol):
-    """What the lake needs of a journal. Safe to call from several threads while the journal grows."""
+    """What the lake needs of a journal. Several threads may call it while the journal grows."""
 
     @property
     def head(self) -> int:
-        """Number of the newest change set; 0 if there is none."""
+        """The number of the newest change set; 0 if there is none."""
 
     def position(self, number: int) -> Position | None:
-        """The end position of a change set; None where the log does not know it (any more)."""
+        """The end position of a change set; None if the log does not know it (any more)."""
 
     def window(self, table: TableId, after: int, upto: int) -> Window:
-        """Everything of one table in (after, upto]. JournalError if part of it has been trimmed."""
+        """All changes of one table in (after, upto]. JournalError if the journal has trimmed a part."""
 
     def check(self, window: Window) -> None:
-        """Called before the window's segments are read: JournalDamagedError names one that is not what was written."""
+        """Call it before reading the window's segments: JournalDamagedError names one that has changed on disk."""
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema."""
 
 
 class ChunkSource(Protocol):
-    """What the lake needs of a capture's chunk: see ``capture.base.Chunk``, which satisfies it."""
+    """What the lake needs of a capture's chunk. ``capture.base.Chunk`` satisfies it."""
 
     @property
     def table(self) -> TableId: ...
@@ -64,10 +64,10 @@ class ChunkSource(Protocol):
 class TableCopy:
     """The copy of one table: which generation of the lake table, from which change set on, which chunks.
 
-    ``generation`` names one life of the lake table: a rebuilt table gets the next one, so that numbers recorded by
-    the old life can never be taken for the new one's. ``base`` is the journal's head before the first chunk is read:
-    change sets up to it are inside the rows; those after it are applied on top. ``as_of`` is when the rows were so, if
-    that is not when the copy was planned: a rebuild copies an older state, and history is replayed on top of it.
+    ``generation`` names one life of the lake table: a rebuilt table gets the next one, so nobody takes numbers that the
+    old one recorded for the new one's. ``base`` is the journal's head before the first chunk is read: change sets up to
+    it are inside the rows; Lakefeed applies those after it on top. ``as_of`` is the time of the rows, if that is not
+    when the copy was planned: a rebuild copies an older state, and replays history on top of it.
     """
 
     schema: TableSchema
@@ -77,16 +77,16 @@ class TableCopy:
     chunks: Sequence[ChunkSource]
     as_of: datetime | None = None
     comments: Comments = field(default_factory=Comments)
-    """The source's; under the lake table's names, once ``schema`` has these."""
+    """The source's comments; under the lake table's names, once ``schema`` has these."""
     ruled: Callable[[Sequence[ChunkSource]], Sequence[ChunkSource]] | None = None
-    """What makes chunks of the lake table's rows of a group of ``chunks``, where a rule makes them: see ``lake.rule``.
+    """If a rule makes the rows: turns a group of ``chunks`` into chunks of the lake table's rows (``lake.rule``).
     ``schema`` then has the lake table's columns."""
 
     wrote: Callable[[Sequence[ChunkFile]], None] | None = None
-    """Called with the files of each group of chunks, before they are committed: somebody counts what is in them."""
+    """Called with the files of each group of chunks, before the group's commit, to count what is in them."""
 
     def group(self, start: int, count: int) -> Sequence[ChunkSource]:
-        """What the copy reads for ``count`` chunks from ``start`` on."""
+        """The chunks that the copy reads for ``count`` chunks of the plan, from ``start`` on."""
         chunks = self.chunks[start : start + count]
         return self.ruled(chunks) if self.ruled is not None and chunks else chunks
 
@@ -96,13 +96,13 @@ class TableCopy:
 
     @property
     def description(self) -> str:
-        """For people, as the lake table's comment."""
+        """The lake table's comment, for people."""
         if self.comments.table:
             return self.comments.table
         return f"Made of {self.table}, kept by Lakefeed. Key: {', '.join(self.schema.key) or 'none'}."
 
     def metadata(self, pipeline: str) -> dict[str, Any]:
-        """What the copy's commits say to people and to ``history``; each adds what it has copied as ``copy``."""
+        """The metadata of the copy's commits, for people and for ``history``; each commit adds its ``copy``."""
         return {
             "pipeline": pipeline,
             "table": str(self.table),
@@ -115,7 +115,7 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A finished copy: rows and the highest position that a chunk was read at (None for an empty plan)."""
+    """A finished copy: its rows, and the highest position at which a chunk was read (None for an empty plan)."""
 
     rows: int
     high: Position | None
@@ -132,9 +132,9 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableVersion:
-    """A state that a lake table once had and that can still be read: after change set ``number``.
+    """An earlier state of a lake table that is still readable: after change set ``number``.
 
-    ``version`` is the format's own name for it. ``position`` is that change set's end.
+    ``version`` is the format's own number for it. ``position`` is that change set's end.
     """
 
     number: int
@@ -147,8 +147,8 @@ class LakeTable(Protocol):
     """One table of a lake, in one format and one mode.
 
     Exactly once: every commit records what it did (generation, change set number, schema version) in the same atomic
-    step as the data. Doing the same step again, after a crash or in another process, commits nothing.
-    ``applied`` starts no Spark job and no JVM. All other methods may.
+    step as the data. To do the same step again, after a crash or in another process, commits nothing.
+    ``applied`` starts no Spark job and no JVM. Other methods may, unless they say so.
     Threads: one at a time; different tables in parallel.
     """
 
@@ -163,66 +163,66 @@ class LakeTable(Protocol):
         """What the table's own commits record. None: there is no table, or it is of another generation."""
 
     def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
-        """Copy a table: the first commit replaces whatever was there; groups of chunks are one commit each.
+        """Copy a table, one commit for each group of chunks. The first commit replaces whatever was there.
 
-        Groups that an earlier, interrupted call has committed are not read again. ``progress`` gets the rows added.
+        Does not read groups again that an interrupted call has committed. ``progress`` gets the rows that each adds.
         """
 
     def apply(self, window: Window, generation: int) -> Applied:
         """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first.
 
-        Returns what the table then records, so that nobody has to ask for it. A window that the table has already
-        commits nothing. CommitFailedError: the table is not where the window begins.
+        Returns what the table records after it. A window that the table already has commits nothing. CommitFailedError:
+        the table is not where the window begins.
         """
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
-        """States of this generation that can still be read and are exact (past the copy), oldest first. No JVM."""
+        """The states of this generation that are still readable and exact (past the copy), oldest first. No JVM."""
 
     def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
-        """The source's rows as the table had them at ``state``, to copy another table with; ``schema`` is theirs.
+        """The source's rows as the table had them at ``state``, to copy a table from; ``schema`` is the source's then.
 
-        They stay readable while this very table is replaced. None for a mode that does not keep the current rows.
+        They stay readable while a copy replaces this same table. None if the table does not have the source's rows.
         """
 
     def current(self, source: TableSchema, generation: int) -> Any:
         """The source's rows as the table has them now: a Spark DataFrame, in a session of its own. Any thread.
 
-        ``source`` is the source's schema at the version that the table has; columns that the table does not have from
-        the beginning are left out. None for a mode that does not keep the current rows.
+        ``source`` is the source's schema at the version that the table has. Leaves out columns for which older rows
+        have their values in another lake column. None for a mode that does not keep the current rows.
         """
 
     def check(self, schema: TableSchema, before: TableSchema | None = None) -> tuple[str, ...]:
-        """TableStoppedError if the table cannot be made of a source table with this schema, by its rule and format; or
-        if it cannot go on, where the source had the schema ``before``.
+        """TableStoppedError if the rule or the format cannot make the table from a source table with this schema; or
+        cannot go on with it, if the source had the schema ``before``.
 
-        Returns the source's columns that its rule may need in an update that does not send them.
+        Returns the source's columns that the rule needs even if an update does not send them.
         """
 
     def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> MadeBy | None:
-        """The rule that makes the table's rows of the source's, for a comparison; None if they are the source's.
+        """The rule that makes the table's rows, for a comparison; None if they are the source's rows.
 
-        TableStoppedError if they were made by another rule than the configuration has now.
+        TableStoppedError if another rule than the configuration's has made them.
         """
 
     def rule(self, generation: int | None = None) -> RowRule:
-        """What its rows are made by, as the configuration says. No JVM.
+        """The rule of the configuration that makes the table's rows. No JVM.
 
-        TableStoppedError if those of ``generation`` were made by another rule.
+        TableStoppedError if another rule has made those of ``generation``.
         """
 
     def touched(self, generation: int) -> Mapping[str, int]:
-        """How many values the table's rule has touched, by what it does, and how many rows it left out. No JVM."""
+        """How many values the table's rule has changed, by what it does, and how many rows it left out. No JVM."""
 
     def is_in_place(self, path: Sequence[TableSchema]) -> bool:
-        """Would the schemas of the source on ``path`` change the table's metadata alone? No JVM."""
+        """Would an evolution along ``path``, schemas of the source, change metadata alone? No JVM."""
 
     def laid_out_otherwise(self) -> tuple[Difference, ...]:
-        """What the table has otherwise than the configuration says of partitions, order and properties. No JVM."""
+        """Where the table's partitions, order and properties differ from the configuration. No JVM."""
 
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
-        """Pack small files and remove what nobody needs any more. Runs beside syncs: see flow.maintenance.
+        """Pack small files, and remove what nobody needs any more. Runs beside syncs: see ``flow.maintenance``.
 
-        Changes no row and nothing that ``applied`` returns. ``key`` is the source table's.
+        Changes no row, and nothing that ``applied`` returns. ``key`` is the source table's.
         """
 
 
@@ -234,44 +234,44 @@ class TableFormat(Protocol):
 
     @property
     def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
-        """What gives the globs of the columns that are taken of a source table; None if no rule leaves any out."""
+        """Gives the globs of the columns to capture of a source table; None if no rule leaves any out."""
 
     @property
     def sensitive(self) -> Callable[[TableId], RowRule] | None:
-        """What gives the masks of a source table that are applied before the journal; None if no rule has any."""
+        """Gives the masks to apply to a source table before the journal; None if no rule has any."""
 
     @property
     def choices(self) -> Choices:
-        """What the rules say of how the source gives its tables."""
+        """What the rules choose about reading the source's tables."""
 
     def matching(self, source: TableId) -> tuple[str, ...]:
         """The patterns of rules that match a source table. Pure."""
 
     def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
-        """What of the rules matches none of these source tables, or none of their columns: sentences. Pure."""
+        """One sentence for each part of the rules that matches none of these tables, or none of their columns. Pure."""
 
     def scratch(self, path: str) -> TableFormat:
-        """The same format and sessions for tables of nobody's in a local directory: see ``flow.warm_up``."""
+        """The same format and sessions for scratch tables in a local directory: see ``flow.warm_up``."""
 
     def progress(self) -> object:
-        """Another value whenever jobs of this pipeline that run elsewhere (in Spark) have got on; None if none runs.
+        """A value that changes whenever this pipeline's jobs elsewhere (in Spark) make progress; None if none runs.
 
-        May be slow or hang where these do. Any thread.
+        May be slow, or hang, if these do. Any thread.
         """
 
     def evolution(self, route: Route) -> Evolution:
-        """What the lake table of a route does when its source's schema changes: the configuration's choice. Pure."""
+        """What the lake table of a route does when its source's schema changes, by the configuration. Pure."""
 
     def table(self, route: Route) -> LakeTable:
-        """The lake table of a route, whether it exists yet or not; asked again, the same object. Any thread."""
+        """The lake table of a route, whether it exists yet or not. Always the same object for a route. Any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableResult:
-    """One table after a sync: its applied number, what was changed in it, and what stopped it, if anything.
+    """One table after a sync: its applied number, what changed in it, and what stopped it, if anything.
 
-    ``rebuild``: why the table can go on only once it has been copied again. ``is_own``: by its kind, the error is this
-    table's alone (TableStoppedError); any other may be the lake's.
+    ``rebuild``: why the table needs a new copy to go on. ``is_own``: the error is this table's alone
+    (TableStoppedError); any other may be the lake's.
     """
 
     applied: int
@@ -284,7 +284,7 @@ class TableResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """What one ``sync_once`` did. Nothing new: all counters 0, ``last_seq`` None."""
+    """What one ``sync_once`` did. If nothing was new, all counters are 0 and ``last_seq`` is None."""
 
     change_sets: int = 0
     counts: Counts = field(default_factory=Counts)
@@ -295,7 +295,7 @@ class SyncResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncStatus:
-    """A picture of replication. ``lag`` is change sets behind, never negative, None before the first sync."""
+    """The state of replication. ``lag`` counts the change sets behind; never negative, None before the first sync."""
 
     running: bool
     last_synced: int | None
@@ -310,10 +310,10 @@ class SyncStatus:
 class SyncEngine(Protocol):
     """Applies the journal to the lake.
 
-    ``sync_once`` is idempotent: a cycle that failed half-way is made good by calling it again, with nothing applied
-    twice. Concurrent calls are safe: one works, the other waits and then finds nothing to do. An error of one table
-    is in its TableResult and does not hold up the others; what is raised concerns all of them.
-    ``status`` answers from memory and never waits for a running sync or an unreachable lake.
+    ``sync_once`` is idempotent: after a cycle that failed half-way, call it again, and nothing is applied twice.
+    Concurrent calls are safe: one works, the other waits and then finds nothing to do. An error of one table is in its
+    TableResult and does not stop the others; an error that it raises concerns all of them.
+    ``status`` answers from memory. It never waits for a running sync or an unreachable lake.
     """
 
     def sync_once(self) -> SyncResult: ...
@@ -322,7 +322,7 @@ class SyncEngine(Protocol):
 
 
 class Lake(Protocol):
-    """What a user writes: ``Delta(spark, "lake")``. Bound to a pipeline's name it becomes a table format."""
+    """What a user writes: ``Delta(spark, "lake")``. ``bind`` makes it the table format of a pipeline."""
 
     @property
     def path(self) -> str: ...

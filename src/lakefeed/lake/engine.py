@@ -1,9 +1,9 @@
 """The SyncEngine: applies the journal to every table of a lake. Knows no Spark; the table format does.
 
-``complete`` and ``recorded``. A table is *complete* up to a change set if everything for it up to there is in it; what
-its own commits *record* may be less, because change sets without changes for a table make no commit there. The engine
-keeps the first in memory. Before the journal is trimmed the flow saves both (``Enrolled``), so that a restart does not
-ask for change sets that are gone and had nothing for that table.
+Two numbers. A table is *complete* up to a change set if it has every change up to there. What its own commits *record*
+may be less: a change set without changes for a table makes no commit there. The engine keeps the first number in
+memory. The flow saves both (``Enrolled``) before it trims the journal, so that after a restart the engine does not ask
+for change sets that are gone and had nothing for that table.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from lakefeed.lake.route import Route
 from lakefeed.lake.spark.error import copy_elsewhere, first_line
 
 CONCERNS_ALL = (SparkSetupError, LeaseError)
-"""Errors that are no table's own: the whole sync fails with them."""
+"""Errors that concern all tables: the whole sync fails with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A lake table that the engine is to keep up.
+    """A lake table that the engine keeps up to date.
 
-    Which one and of which generation; what was saved when the journal was last trimmed; ``copied_from`` and
-    ``exact_at``, the oldest and the newest state that its copy was read at: changes between them may be inside the
-    copied rows; ``is_exact``, all of it was read at the newest one, so that they are; ``ends_at``, the change set with
-    the last changes of a source table that is gone.
+    ``settled_recorded`` and ``settled_effective`` are what the table recorded, and was complete up to, when the journal
+    was last trimmed. ``copied_from`` and ``exact_at`` are the oldest and the newest state that the copy read: changes
+    between them may be inside the copied rows. ``is_exact``: the whole copy read the newest one, so they are inside.
+    ``ends_at`` is the change set with the last changes of a source table that is gone.
     """
 
     route: Route
@@ -46,7 +46,7 @@ class Enrolled:
     ends_at: int | None = None
 
     def head(self, head: int) -> int:
-        """Up to which change set of a log that ends at ``head`` the table is to come."""
+        """The change set that the table has to reach in a log that ends at ``head``."""
         return head if self.ends_at is None else min(head, self.ends_at)
 
 
@@ -66,7 +66,7 @@ class _Outcome:
 
 
 class Engine:
-    """See ``lake.base.SyncEngine`` for the contract and the module for the two numbers."""
+    """Contract: ``lake.base.SyncEngine``. The module explains the two numbers."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class Engine:
         self._tables = tables
         self._log = log
         self._enrolled = enrolled
-        # Kept, because each new thread that speaks to the JVM costs a connection and a thread there.
+        # Kept: each new thread that speaks to the JVM costs a connection and a thread there.
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="lakefeed-sync")
         self._syncing = threading.Lock()
         self._known: dict[TableId, Known | None] = {}  # replaced entry by entry, read by any thread
-        self._failed: set[TableId] = set()  # the last attempt failed: the table itself must be asked
+        self._failed: set[TableId] = set()  # the last attempt failed: read again what the table records
         self._running = False
         self._synced_once = False
         self.windows = 0
-        """How many have been applied. Any thread."""
+        """How many windows the engine has applied. Any thread."""
         self.workers: set[int] = set()
-        """The system's ids of the threads that apply one now. Any thread."""
+        """The threads that apply a window now, by the system's ids. Any thread."""
 
     def sync_once(self) -> SyncResult:
-        """1 which tables are behind  2 each of them on its own, several at a time  3 the sum."""
+        """1 find the tables that are behind  2 apply their windows, several tables at a time  3 sum up."""
         with self._syncing:
             self._running = True
             try:
@@ -156,17 +156,17 @@ class Engine:
         )
 
     def known(self, table: TableId, generation: int) -> Known | None:
-        """What the engine knows of a table; None before it has inspected that generation."""
+        """What the engine knows of a table; None until it has inspected that generation."""
         known = self._known.get(table)
         return known if known is not None and known.generation == generation else None
 
     def complete(self, table: TableId, generation: int) -> int | None:
-        """Up to where the table has everything; None before the engine has inspected that generation."""
+        """The change set up to which the table has everything; None until the engine has inspected that generation."""
         known = self.known(table, generation)
         return known.complete if known is not None else None
 
     def _sync_table(self, entry: Enrolled, window: Window, head: int) -> _Outcome:
-        """Window after window, until the table is complete: the one that overlaps its copy is applied by itself."""
+        """Apply window after window until the table is complete. One that overlaps the table's copy comes by itself."""
         done: list[Window] = []
         following: Window | None = window
         self.workers.add(threading.get_native_id())
@@ -190,7 +190,7 @@ class Engine:
         return _Outcome(TableResult(applied=done[-1].upto, counts=counts), tuple(done))
 
     def _next_window(self, entry: Enrolled, head: int) -> Window | None:
-        """What is new for a table; None if nothing is, which is then known."""
+        """What is new for a table; if nothing is, None, and the engine remembers that the table is complete."""
         source, known = entry.route.source, self._inspect(entry)
         while known.complete < head:
             version, upto = known.applied.schema_version, head
@@ -217,12 +217,12 @@ class Engine:
         return versions[0] != versions[1]
 
     def _passed_copy(self, entry: Enrolled, exact_at: Position, number: int) -> bool:
-        """Is everything that may be inside the copied rows at or before this change set?"""
+        """Does this change set, or the copy's oldest state, reach ``exact_at``? No later one is in the copied rows."""
         reached = (self._log.position(number), entry.copied_from)
         return any(one >= exact_at for one in reached if one is not None)
 
     def _inspect(self, entry: Enrolled) -> Known:
-        """What is known of the table; the table itself is asked at first, and after a failure."""
+        """What is known of the table. Reads what the table records at first, and after a failure."""
         table = entry.route.table
         known = self.known(table, entry.generation)
         if known is not None and table not in self._failed:
@@ -248,12 +248,12 @@ class Engine:
         return found
 
     def _failure(self, entry: Enrolled, error: Exception, done: Sequence[Window] = ()) -> _Outcome:
-        # The commit may or may not have happened: the next sync asks the table itself.
+        # The commit may or may not have happened: the next sync reads what the table records.
         table = entry.route.table
         self._known.setdefault(table, None)
         self._failed.add(table)
         own = error if isinstance(error, LakefeedError) else LakeError(f"{type(error).__name__}: {first_line(error)}")
-        if own.remedy == LakeError.default_remedy:  # nobody below knew what it was, or which table it was about
+        if own.remedy == LakeError.default_remedy:  # whoever raised it knew neither the cause nor the table
             at = self._tables.table(entry.route).location
             own = LakeError(
                 f"table {table}: the lake table at {at} cannot be brought up to date: {own.message}",

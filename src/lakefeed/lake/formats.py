@@ -1,7 +1,7 @@
-"""The table formats: what a session needs for each, and how a table of it is recognised and read at a path.
+"""The table formats: what a session needs for each, and how Lakefeed recognises and reads a table of it at a path.
 
-A new format is a folder beside ``delta`` and ``iceberg`` and one entry here. Nothing of a format is imported before it
-is used.
+To add a format, add a folder beside ``delta`` and ``iceberg`` and one entry here. This module imports a format only
+when it uses it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Format:
     """``lake`` names the class that a user writes and ``rows`` the ``reader.StoredRows`` of a path: ``module:name``.
 
-    ``coordinates`` are the jars by Maven's names, with the versions of Spark and Scala that they are built for;
-    ``settings`` what a session needs beside the extension. A table of the format has files with an ending of
-    ``markers`` in its ``folder``; without ``markers`` the folder alone says it.
+    ``coordinates`` are the Maven names of the jars, with the versions of Spark and Scala that they are built for;
+    ``settings`` are what a session needs beside the extension. A table of the format has files with an ending of
+    ``markers`` in its ``folder``; without ``markers`` the folder is enough.
     """
 
     lake: str
@@ -67,7 +67,7 @@ FORMATS: dict[str, Format] = {
         markers=(".metadata.json", ".metadata.json.gz"),
     ),
 }
-"""By the name in the configuration. The first one is what a path without any table is taken for."""
+"""The formats by their names in the configuration. A path without a table counts as the first one."""
 
 
 def format_at(location: str) -> str | None:
@@ -76,7 +76,7 @@ def format_at(location: str) -> str | None:
 
 
 def other_format_at(location: str, own: str) -> str | None:
-    """Another format than ``own`` that a table at a path has, as people write it."""
+    """The format of a table at a path, if it is another than ``own``, as people write it; else None."""
     return next((name.title() for name, known in FORMATS.items() if name != own and known.is_at(location)), None)
 
 
@@ -86,11 +86,11 @@ def history_at(
     """The versions of a table below the lake's path ``root``, in the format that it has at ``location``; maybe a part
     of the table ``stored``."""
     known = FORMATS[format_at(location) or next(iter(FORMATS))]
-    history: TableHistory = named(known.lake)(spark, root).history(table, stored)
+    history: TableHistory = imported(known.lake)(spark, root).history(table, stored)
     return history
 
 
-def named(name: str) -> Any:
-    """What ``module:name`` stands for, imported now."""
+def imported(name: str) -> Any:
+    """The object that ``module:name`` names, imported now."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

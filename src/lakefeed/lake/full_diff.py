@@ -1,16 +1,15 @@
-"""FullDiff: which rows of a lake table the source no longer has, found by comparing all keys on Spark.
+"""FullDiff: finds rows of a lake table that the source no longer has, by comparing all keys on Spark.
 
-For sources whose deletes leave no trace (polling). Steps, each of which a restart does not do again once it is done:
+For sources whose deletes leave no trace (polling). A restart skips the steps that are done:
   1. read      Spark tasks read the source's keys (or whole rows) in chunks, each into a Parquet file of its own
-  2. compare   a distributed anti-join with the lake table; with whole rows, also a join that compares their hashes
-  3. refuse    nothing read at all, or more missing than allowed: a source that lost its rows looks the same
-  4. publish   the difference, and only that, as Parquet files that appear by one rename
+  2. compare   an anti-join with the lake table; with whole rows, also a join that compares their hashes
+  3. refuse    if nothing was read at all, or more rows are missing than allowed: the source may have lost its rows
+  4. publish   the difference alone, as Parquet files that appear by one rename
 
-Correct while the source is written to, because what is published are suspects and not changes. Chunks are read over a
-span of time, and the lake table at some moment of it: a key may be missing here because it was inserted after its
-chunk was read, or because it moved into the lake meanwhile. The capture checks every suspect in the source, in one
-consistent read that is in order with its own polls, before it delivers anything; see ``capture.poll.poller``.
-Nothing but counts comes to the driver.
+It is correct while applications write to the source, because it publishes findings to check, not changes. Tasks read
+the chunks over a span of time, and the lake table at some moment of it. So a key may seem missing because somebody
+inserted its row after its chunk was read. The capture checks every finding in the source before it delivers a change,
+in one consistent read that is in order with its own polls: see ``capture.poll.poller``. Only counts come to the driver.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _HASH = "_lakefeed_hash"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is compared. ``number`` names the run: given again after an interruption, it goes on where it stopped.
+    """What to compare. ``number`` names the run: give it again after an interruption, and the run goes on.
 
     ``chunks`` have the columns of ``schema``: the key alone, or the key and all columns to compare. ``work`` is a
-    directory that every Spark task reaches, ``findings`` the one where the capture finds this table's.
+    directory that every Spark task reaches; the capture reads this table's ``findings``.
     """
 
     table: TableId
@@ -62,7 +61,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDiffResult:
-    """``refused`` says why nothing was published although rows are missing. ``published`` is None for no difference."""
+    """``refused`` says why the run published nothing although rows are missing. ``published`` is the directory with the
+    findings; None if there are none, or the run refused."""
 
     table: TableId
     source_rows: int
@@ -77,7 +77,7 @@ class FullDiffResult:
 def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]) -> FullDiffResult:
     """Compare ``lake``, the table's current rows, with the source, in the session of ``lake``.
 
-    Of whole rows those columns are compared that both sides have. ``progress``: chunks read, of how many.
+    Of whole rows it compares the columns that both sides have. ``progress`` gets the chunks read, and their total.
     """
     from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
@@ -85,14 +85,14 @@ def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, 
     place = f"{comparison.work}/{comparison.number}"
     try:
         _read_source(session, comparison, place, progress)  # 1
-        # What was read, in the types of the lake table: of the columns that it has.
+        # The rows that were read, with the lake table's columns and types.
         types = {field.name: field.dataType for field in lake.schema.fields}
         names = [name for name in comparison.schema.names if name in types]
         read = session.read.parquet(spark_path(place, as_glob=True))
         source = read.select([F.col(quoted(name)).cast(types[name]).alias(name) for name in names])
         suspects = _suspects(lake, source, comparison.key).cache()  # 2: counted, then written
         try:
-            # By the files' own footers: Spark would start a job for it.
+            # By the files' footers: Spark would need a job.
             files, root = filesystem(place)
             found = [info.path for info in files.get_file_info(fs.FileSelector(root))]
             footers = [pq.read_metadata(path, filesystem=files) for path in found if path.endswith(".parquet")]
@@ -107,16 +107,16 @@ def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, 
                     f"{deleted} of {lake_rows} rows of {comparison.table} are missing in the source, more than the "
                     f"{comparison.max_deleted_share:.0%} that max_deleted_share allows"
                 )
-            elif deleted + changed:  # 4: Spark writes to a hidden directory, which is then renamed
+            elif deleted + changed:  # 4: Spark writes to a hidden directory, and a rename publishes it
                 published = f"{comparison.findings}/{comparison.number}"
                 hidden = f"{comparison.findings}/.{comparison.number}.tmp"
                 target, path = filesystem(published)
-                if target.get_file_info(path).type == fs.FileType.NotFound:  # else an earlier try came as far as this
+                if target.get_file_info(path).type == fs.FileType.NotFound:  # else an interrupted run has done it
                     suspects.write.mode("overwrite").parquet(spark_path(hidden))
                     target.move(filesystem(hidden)[1], path)
         finally:
             suspects.unpersist()
-        files.delete_dir(root)  # what was refused is read again next time
+        files.delete_dir(root)  # after a refusal, the next run reads again
     except Exception as error:
         raise explained(error, comparison.table) from error
     return FullDiffResult(
@@ -132,10 +132,10 @@ def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, 
 
 
 def write_keys(item: tuple[int, ChunkSource], directory: str, schema: pa.Schema) -> int | LakefeedError:
-    """One task: a chunk into its file. Our own errors come back as values: Spark would turn them into text."""
+    """One task: write a chunk into its file. Returns our own errors as values: Spark would turn them into text."""
     number, chunk = item
     files, root = filesystem(directory)
-    hidden = f"{root}/.{uuid.uuid4()}.tmp"  # a task may be tried twice at once; Spark does not read such names
+    hidden = f"{root}/.{uuid.uuid4()}.tmp"  # Spark may run a task twice at once, and does not read such names
     rows = 0
     try:
         with chunk.open() as reader, pq.ParquetWriter(hidden, schema, filesystem=files, compression="zstd") as out:
@@ -151,7 +151,7 @@ def write_keys(item: tuple[int, ChunkSource], directory: str, schema: pa.Schema)
 def _read_source(
     session: SparkSession, comparison: Comparison, place: str, progress: Callable[[int, int], None]
 ) -> None:
-    """Each chunk into a file of its own below ``place``, but those that are there already."""
+    """Write each chunk into a file of its own below ``place``, unless that exists already."""
     files, root = filesystem(place)
     files.create_dir(root, recursive=True)
     there = {info.base_name for info in files.get_file_info(fs.FileSelector(root))}
@@ -169,17 +169,17 @@ def _read_source(
 
 
 def _suspects(lake: DataFrame, source: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The keys of rows that the source does not have any more, or has with other values."""
+    """The keys of rows that the source does not have any more, or has with other values (FOUND says which)."""
     from pyspark.sql import functions as F  # noqa: N812
 
     compared = [name for name in source.columns if name not in key]
 
     def hashed(rows: DataFrame) -> DataFrame:
-        """The key, and one number for all that is compared: it is all that travels through the cluster."""
+        """The key, and one number for all compared values: Spark shuffles nothing else."""
         columns = [F.col(quoted(name)) for name in key]
         if compared:
             values = [F.col(quoted(name)) for name in compared]
-            # The hash passes over NULLs, so that (NULL, 'x') and ('x', NULL) would be the same: where they are goes in.
+            # The hash ignores NULLs, so (NULL, 'x') and ('x', NULL) would be equal: hash which values are NULL, too.
             columns.append(F.xxhash64(*values, *[value.isNull() for value in values]).alias(_HASH))
         return rows.select(*columns)
 

@@ -1,8 +1,8 @@
-"""What a lake table's commits say of change sets: which version of the table shows which position of the source.
+"""Which version of a lake table shows which position of the source, by the change sets that its commits record.
 
-The same for every format: each gives its commits (``TableHistory``), with the note that Lakefeed leaves in them. A
-commit of Lakefeed without an applied number changed only columns, or is a part of a copy that was not complete yet.
-Commits of others (compaction) do not change what the table shows.
+The same for every format: each gives its commits (``TableHistory``), with Lakefeed's note in them. A commit of Lakefeed
+without an applied number changed columns alone, or belongs to a copy that was not complete yet. Commits of others
+(compaction) do not change the rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOTED = {"pipeline", "generation", "change_sets", "position"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCommit:
-    """One commit of the table. ``version`` is the format's name for it, ``metadata`` Lakefeed's note, if it is ours."""
+    """One commit of the table. ``version`` is the format's number for it, ``metadata`` Lakefeed's note, if any."""
 
     version: int
     metadata: Mapping[str, Any] | None = None
@@ -39,13 +39,13 @@ class LogCommit:
 
     @property
     def copied_upto(self) -> Position | None:
-        """The newest position at which rows of a copy were read."""
+        """The newest position at which the copy read rows."""
         copy = (self.metadata or {}).get("copy")
         return decode_position(copy["high"]) if copy and copy["high"] else None
 
     @property
     def read_at_once(self) -> bool:
-        """Is this the last commit of a copy that was read at the very position it is recorded for?"""
+        """Is this the last commit of a copy that read its rows exactly at the position that it records?"""
         return self.copied_upto is not None and self.copied_upto == self.position
 
     @property
@@ -55,10 +55,10 @@ class LogCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """What a table shows from ``commit`` on. ``version`` is the newest one that shows it.
+    """The rows of a table from ``commit`` on. ``version`` is the newest version that has them.
 
-    ``is_newest``: Lakefeed has committed nothing after it. ``copied_upto``: up to there the rows of the copy are not
-    all from one moment.
+    ``is_newest``: Lakefeed has committed nothing after it. ``copied_upto``: before this position the rows of the copy
+    are not all of one moment.
     """
 
     version: int
@@ -72,20 +72,20 @@ class TableHistory(Protocol):
 
     @property
     def keeps_more(self) -> str:
-        """What an operator changes so that older versions stay: the end of a sentence."""
+        """What an operator changes to keep older versions: the end of a sentence."""
 
     def commits(self) -> list[LogCommit]:
-        """Those that the table still knows, oldest first. LakeError if there is no such table."""
+        """The commits that the table still has, oldest first. LakeError if there is no such table."""
 
     def check(self, version: int) -> None:
-        """LakeError if that version cannot be read any more. Spark would say so in pages, and only when it reads."""
+        """LakeError if that version is not readable any more. Spark would say so in pages, and only when it reads."""
 
     def read(self, spark: SparkSession, version: int) -> DataFrame:
         """The rows of one version."""
 
 
 def state_at(commits: Sequence[LogCommit], within: Callable[[LogCommit], bool]) -> LogState | None:
-    """The newest state whose commit is ``within`` what is asked for; None if the log has none."""
+    """The newest state whose commit satisfies ``within``; None if the log has none."""
     version: int | None = None
     newer = False
     for index in range(len(commits) - 1, -1, -1):
@@ -101,7 +101,7 @@ def state_at(commits: Sequence[LogCommit], within: Callable[[LogCommit], bool]) 
 
 
 def exact_states(commits: Sequence[LogCommit], generation: int) -> list[LogCommit]:
-    """The commits of one life of the table after which its rows are all of one moment, oldest first."""
+    """The commits of one generation after which all rows are of one moment, oldest first."""
     own = [commit for commit in commits if commit.metadata and commit.metadata["generation"] == generation]
     copied: Position | None = None
     for commit in own:
@@ -124,7 +124,7 @@ def noted(text: Any) -> Mapping[str, Any] | None:
 
 
 def _copied_upto(commits: Sequence[LogCommit]) -> Position | None:
-    """Over all commits of the copy that the last of ``commits`` stands on."""
+    """The newest position of the copy that the last of ``commits`` builds on."""
     generation = (commits[-1].metadata or {}).get("generation")
     high: Position | None = None
     for commit in reversed(commits):

@@ -1,8 +1,8 @@
-"""Layout: how a lake table lies on disk, and what it is given when it is made. Pure values.
+"""Layout: a lake table's partitions, sort order, properties and file size. Pure values.
 
 A partition is a column, or a function of one: ``days(created_at)``, ``months``, ``years``, ``hours``, ``bucket(16,
-id)`` or ``truncate(4, code)``. Iceberg has them all as partition fields. Delta partitions by columns alone: there a
-function is a column of the lake table, called ``created_at_day`` and so on, which the table's rule makes.
+id)`` or ``truncate(4, code)``. Iceberg has them all as partition fields. Delta partitions by columns alone: there the
+table's rule makes a column for the function, called ``created_at_day`` and so on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COUNTED = ("bucket", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """``kind`` is ``identity`` or a function's name; ``number`` the buckets, or the width that values are cut to."""
+    """``kind`` is ``identity`` or a function's name; ``number`` the buckets, or the width of truncated values."""
 
     column: str
     kind: str = "identity"
@@ -28,7 +28,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """ConfigError for a function that neither format has."""
+        """The partition that a user writes. ConfigError for a function that neither format has."""
         found = _FUNCTION.fullmatch(text.strip())
         if found is None:
             return cls(text)
@@ -43,11 +43,11 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """The column that has the values where a format partitions by columns."""
+        """The column with the partition's values, for a format that partitions by columns."""
         return self.column if self.kind == "identity" else f"{self.column}_{_TIMES.get(self.kind, self.kind)}"
 
     def sql(self, value: str, *, is_instant: bool) -> str:
-        """The values of that column, of a column's ``value`` in Spark SQL. Instants count in UTC."""
+        """That column's value in Spark SQL, from ``value``. Timestamps with a zone count in UTC."""
         if self.kind == "bucket":
             return f"CAST(pmod(xxhash64({value}), {self.number}) AS INT)"
         if self.kind == "truncate":
@@ -67,7 +67,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """None: nothing is said. ``properties`` are the table format's own. Columns have their names in the lake."""
+    """None leaves the choice to others. ``properties`` are the table format's own. Columns have their lake names."""
 
     partition_by: tuple[str, ...] | None = None
     cluster_by: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class Layout:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The partitions that are no columns of the source's."""
+        """The partitions that are functions of a column."""
         return tuple(str(one) for one in self.partitions if one.kind != "identity")
 
     @property
@@ -88,7 +88,7 @@ class Layout:
         return tuple(map(Partition.parse, self.partition_by or ()))
 
     def onto(self, other: Layout) -> Layout:
-        """``other``, with what this one says instead."""
+        """``other`` with the choices of this one, where it makes any."""
         properties: Mapping[str, str] = {**dict(other.properties), **dict(self.properties)}
         return Layout(
             partition_by=other.partition_by if self.partition_by is None else self.partition_by,
@@ -98,15 +98,15 @@ class Layout:
         )
 
     @property
-    def says_nothing(self) -> bool:
-        """Of what a table itself has: maintenance alone knows of ``file_bytes``."""
+    def is_empty(self) -> bool:
+        """Does the layout ask nothing of the table itself? Only maintenance uses ``file_bytes``."""
         return self.partition_by is None and self.cluster_by is None and not self.properties
 
     def differences(
         self, partitions: Sequence[str], properties: Mapping[str, str], order: Sequence[str] | None = None
     ) -> tuple[Difference, ...]:
-        """Between what it says and what a table has: its partitions as this has them, its properties, and the columns
-        that it is sorted by; None where only maintenance knows these."""
+        """The differences between this layout and a table: its ``partitions`` in a layout's words, its ``properties``,
+        and the ``order`` of its columns; None if the table itself records no order."""
         found = []
         wanted = [str(one) for one in self.partitions]
         if self.partition_by is not None and list(partitions) != wanted:
@@ -124,14 +124,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a table has otherwise than its layout says: a sentence. ``in_place``: it is changed with the table's next
-    changes; else by a new copy alone."""
+    """A difference between a table and its layout, as a sentence. ``in_place``: Lakefeed changes it together with the
+    table's next changes; else only a new copy does."""
 
     text: str
     in_place: bool
 
-    def told(self, table: object) -> str:
-        """With what brings it about."""
+    def with_command(self, table: object) -> str:
+        """The sentence, and what changes the table."""
         if self.in_place:
             return f"{self.text}: it changes with the next changes of the table"
         return f"{self.text}: it changes with lakefeed rebuild FILE {table} --from-source"

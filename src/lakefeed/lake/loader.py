@@ -1,8 +1,8 @@
 """The work of one snapshot task: read a chunk's Arrow batches, write one Parquet file of the lake table.
 
-Runs in a Spark task (or in this process for a single chunk), so everything it takes and gives pickles. The file has a
-name of its own: if the task fails or is tried again, what it leaves behind is named by no commit and therefore is not
-part of the table.
+Runs in a Spark task (or in this process for a single chunk), so everything it takes and gives pickles. Each attempt
+writes a file of its own name: if a task fails or runs again, no commit names what the first attempt has left, so that
+is not part of the table.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GROUP_CHUNKS = 8
-"""Per commit. What an interruption can cost is one group; what a commit costs is milliseconds."""
+"""Chunks per commit. An interruption costs at most one group, a commit costs milliseconds."""
 
 ROW_GROUP_ROWS = 128 * 1024
 INDEXED_COLUMNS = 32
-"""With statistics; as Delta's own default."""
+"""The columns with statistics: Delta's default."""
 
 _PREFIX = 32
 _LAST_CHAR = "\U0010ffff"
 _SAMPLE_ROWS = 8192
 _REPEATS = 4
-"""A column whose values come so many times on average gets a dictionary. For others it was measured to cost two fifths
-of the writing time, and to make the file larger."""
+"""A column whose values come so many times on average gets a dictionary. For others a dictionary costs two fifths of
+the writing time, as measured, and makes the file larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """One written file of a table. ``name`` is its path below the directory; ``statistics`` are Delta's, as JSON.
 
-    ``partition`` are the values that all its rows have, as the chunk said.
+    ``partition`` has the partition values of all its rows, as the chunk gave them.
     """
 
     name: str
@@ -69,7 +69,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """What a task wrote, and the bracket that the chunk was read in. A chunk without rows makes no file.
+    """The file that a task wrote, and the bracket in which it read the chunk. A chunk without rows makes no file.
 
     ``replaced``: how many values ``out_of_range`` has replaced, by the source's column.
     """
@@ -89,7 +89,7 @@ def write_chunk(
 ) -> ChunkFile:
     """Read ``chunk`` once and write its rows below ``directory``.
 
-    ``schema`` is the lake table's; the columns that the chunk does not have are ``added``, with one value for all rows.
+    ``schema`` is the lake table's. ``added`` has the value, for all rows, of each column that the chunk lacks.
     """
     files, root = filesystem(directory)
     name = f"part-{uuid.uuid4()}.zstd.parquet"
@@ -102,14 +102,14 @@ def write_chunk(
         if isinstance(files, fs.LocalFileSystem):  # a store has no directories, only objects that stand for them
             files.create_dir(root, recursive=True)
         sample = first.slice(0, _SAMPLE_ROWS)
-        repetitive = [  # the columns for which a dictionary pays
+        repetitive = [  # for these columns a dictionary pays
             name
             for name, values in zip(sample.column_names, sample.columns, strict=True)
             if not pa.types.is_nested(values.type)
             and pc.count_distinct(values, mode="all").as_py() * _REPEATS <= sample.num_rows
         ]
         footers: list[Any] = []
-        # The Arrow schema in the footer would give readers types that are not the table's.
+        # Without the Arrow schema in the footer: it would give readers other types than the table's.
         with pq.ParquetWriter(
             f"{root}/{name}", schema, filesystem=files, compression="zstd", compression_level=1,
             use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine; the stubs do not know
@@ -133,9 +133,9 @@ def attempt_chunk(
     added: Mapping[str, Any] = MappingProxyType({}),
     storage: Mapping[str, str] = MappingProxyType({}),
 ) -> ChunkFile | LakefeedError:
-    """As ``write_chunk``, but our own errors come back as values: Spark would turn them into text.
+    """As ``write_chunk``, but returns our own errors as values: Spark would turn them into text.
 
-    ``storage`` are the options of the object store that ``directory`` is in: a task's process knows none yet.
+    ``storage`` has the options of ``directory``'s object store, which a task's process does not know yet.
     """
     give_options(directory, storage)
     try:
@@ -150,9 +150,9 @@ def written_chunks(
     table: TableId,
     session: Callable[[], SparkSession],
 ) -> list[ChunkFile]:
-    """The chunks of one group, each by ``write``, in parallel; ``session`` is asked for only if there are several."""
+    """Write the chunks of one group by ``write``, in parallel. Calls ``session`` only for several chunks."""
     try:
-        # A single chunk is sooner written here than sent to a worker, and needs no JVM at all.
+        # Write a single chunk here: that is faster than a worker, and needs no JVM.
         results = [write(chunk) for chunk in chunks] if len(chunks) < 2 else in_tasks(session(), write, chunks)
     except Exception as error:
         raise explained(error, table) from error
@@ -166,9 +166,9 @@ def _row_groups(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Mapping[str, Any], replaced: Counter[str]
 ) -> Iterator[pa.Table]:
     """Batches of any size as tables of about ROW_GROUP_ROWS: small row groups make files big and slow. ``replaced``
-    gets what the batches say.
+    gets the counts in the batches' metadata.
 
-    The columns are the same under the stored schema, which differs in nullability and in what is added behind them.
+    The stored schema has the same columns, all nullable, and the ``added`` ones behind them.
     """
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -195,10 +195,10 @@ def _row_groups(
 
 
 def file_statistics(metadata: Any, schema: pa.Schema) -> str:
-    """A Parquet footer as Delta's statistics of one file, which let readers and merges skip files: JSON text.
+    """A Parquet footer as Delta's statistics of one file, as JSON: by them readers and merges skip files.
 
-    Left out is what could mislead: floats (a footer ignores NaN, Spark orders it last), decimals (JSON numbers lose
-    digits), values no text can stand for. A missing bound only means that the file is read. ``metadata`` is a pyarrow
+    Leaves out what could mislead: floats (a footer ignores NaN, Spark orders it last), decimals (JSON numbers lose
+    digits), and values without a text form. Without a bound, readers just read the file. ``metadata`` is pyarrow's
     FileMetaData.
     """
     low: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def file_statistics(metadata: Any, schema: pa.Schema) -> str:
     nulls: dict[str, int] = {}
     for index, field in enumerate(schema):
         if index >= INDEXED_COLUMNS or pa.types.is_nested(field.type):
-            break  # behind a nested column the footer's columns no longer count like the schema's
+            break  # behind a nested column the footer numbers its columns differently from the schema
         groups = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
         if any(group is None for group in groups):
             continue
@@ -219,7 +219,7 @@ def file_statistics(metadata: Any, schema: pa.Schema) -> str:
         try:
             found = [min(group.min for group in bounded), max(group.max for group in bounded)]
         except (OverflowError, ValueError):
-            continue  # a date that Python cannot hold
+            continue  # Python cannot represent this date
         for end, value in enumerate(found):
             if isinstance(value, datetime):
                 found[end] = value.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
-"""Where a lake's tables are, in the words of each reader: pyarrow, deltalake and Spark.
+"""The paths of a lake's tables, in the form for each reader: pyarrow, deltalake and Spark.
 
-A table is at ``<path>/<schema>/<table>``. Characters that some reader gives a meaning (slashes, percent signs, globs, a
-leading underscore or dot) are written as ``~XX``. Percent-encoding would be the custom, but deltalake decodes it once
-more on its way to the log and then looks in another directory.
+A table is at ``<path>/<schema>/<table>``. Characters that mean something to a reader (slashes, percent signs, globs, a
+leading underscore or dot) are written as ``~XX``. Percent-encoding would be usual, but deltalake decodes it once more
+on its way to the log, and then reads another directory.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters: one is a dr
 
 
 def lake_root(path: str | Path) -> str:
-    """An absolute local path, or an object store address as given. ConfigError for what no reader agrees on."""
+    """An absolute local path, or an object store's URI as given. ConfigError if the readers do not agree on it."""
     text = str(path)
     if text.startswith("file:"):
         text = unquote(urlsplit(text).path)
     if "%" in text:
-        raise ConfigError(f"the lake path '{text}' contains a percent sign, which the Delta readers do not agree on")
+        raise ConfigError(f"the lake path '{text}' has a percent sign, which the Delta readers read differently")
     if "://" in text:
         return text.rstrip("/")
     if scheme := _SCHEME.match(text):
         raise ConfigError(
-            f"the lake path '{text}' is an address of {scheme[1]}, not a directory",
-            remedy="Write a directory, on Databricks for example /dbfs/lake, or an address with two slashes, s3://….",
+            f"the lake path '{text}' is a URI of {scheme[1]}, not a directory",
+            remedy="Write a directory, on Databricks for example /dbfs/lake, or a URI with two slashes, s3://….",
         )
     return str(Path(text).absolute())
 
@@ -54,9 +54,9 @@ def _hex(char: str) -> str:
 
 
 def spark_path(path: str, *, as_glob: bool = False) -> str:
-    """For Spark: with its scheme, because a cluster's default file system need not be the local one.
+    """A path for Spark, with its scheme: a cluster's default file system need not be the local one.
 
-    ``as_glob``: for Spark's file readers, which take globs, a path that means only itself.
+    ``as_glob`` escapes it for Spark's file readers, which take globs.
     """
     full = path if "://" in path else f"file://{path}"
     if full.startswith("s3://"):
@@ -65,7 +65,7 @@ def spark_path(path: str, *, as_glob: bool = False) -> str:
 
 
 def delta_uri(path: str) -> str:
-    """For deltalake, which knows S3 by its own scheme only."""
+    """A URI for deltalake, which knows S3 by the scheme ``s3`` alone."""
     if path.startswith("s3a://"):
         return "s3://" + path.removeprefix("s3a://")
     return path if "://" in path else "file://" + quote(path)
@@ -87,7 +87,7 @@ def _s3(options: tuple[tuple[str, str], ...]) -> Any:
     given = {name.removeprefix("aws_"): value for name, value in options}
     endpoint = given.get("endpoint") or given.get("endpoint_url")
     parts = urlsplit(endpoint) if endpoint else None
-    kind: Any = fs.S3FileSystem  # whose stubs lack the last option: a small file is one request, not three
+    kind: Any = fs.S3FileSystem  # the stubs lack the last option, with which a small file takes one request, not three
     return kind(
         access_key=given.get("access_key_id"),
         secret_key=given.get("secret_access_key"),
@@ -102,8 +102,8 @@ def _s3(options: tuple[tuple[str, str], ...]) -> Any:
 
 
 def file_io(path: str) -> dict[str, str]:
-    """The properties of a catalog with which Iceberg, in Java and in Python, reaches the store of ``path``; none for a
-    directory. What is not given comes from the environment there, too.
+    """The catalog properties with which Iceberg, in Java and in Python, reaches the store of ``path``; none for a
+    directory. Iceberg takes what is missing from the environment, as Lakefeed does.
     """
     if not delta_uri(path).startswith("s3://"):
         return {}
@@ -111,7 +111,7 @@ def file_io(path: str) -> dict[str, str]:
     endpoint = options.get("endpoint") or options.get("endpoint_url")
     values = {
         "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-        "http-client.type": "urlconnection",  # of the three that it knows, the one that Hadoop's connector leaves alone
+        "http-client.type": "urlconnection",  # of its three, the one that Hadoop's connector does not use
         "client.region": options.get("region") or ("us-east-1" if endpoint else None),  # it does not start without any
         "s3.endpoint": endpoint,
         "s3.path-style-access": "true" if endpoint else None,
@@ -123,12 +123,12 @@ def file_io(path: str) -> dict[str, str]:
 
 
 def stores_of(path: str) -> tuple[str, ...]:
-    """Whose connectors a Spark session needs to reach ``path``: see ``spark.jars``."""
+    """The object stores whose connectors a Spark session needs to reach ``path``: see ``spark.jars``."""
     return ("s3",) if delta_uri(path).startswith("s3://") else ()
 
 
 def spark_options(path: str) -> dict[str, str]:
-    """What a Spark session is told so that Hadoop's file system reaches the store of ``path``; none for a directory."""
+    """The session settings with which Hadoop's file system reaches the store of ``path``; none for a directory."""
     parts, options = (
         urlsplit(delta_uri(path)),
         {name.removeprefix("aws_"): one for name, one in options_of(path).items()},

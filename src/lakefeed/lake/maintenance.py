@@ -1,4 +1,4 @@
-"""Maintenance: what keeps a lake table fast and small while it is written to all the time. Values only."""
+"""Maintenance: what keeps a lake table fast and small under constant writes. Values only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceOptions:
-    """``file_bytes``: what files are packed to. ``most_files``: how many more files than needed are put up with.
+    """``file_bytes``: the size of packed files. ``most_files``: so many more files than needed do not start a packing.
 
-    ``keep_hours``: files that no current version uses stay so long, for readers of older versions and for
-    ``rebuild``; None removes none. ``keep_versions``: at most, whatever their age: every commit of Iceberg writes the
-    list of them; Delta, where they are small files in one directory, keeps ten times as many. ``cluster``: packed files
-    are also sorted by the key, so that readers and merges skip more of them. ``insists``: where packing lost against
-    syncs, it is done again while this table's syncs wait; only for packing that writes little. ``marked_share``: of a
-    file's rows, up to which they may be marked as deleted before the file is written again without them; where
-    maintenance insists, those with the most, up to ``fold_bytes`` of them at a time.
+    ``keep_hours``: files that the current version does not use stay so long, for readers of older versions and for
+    ``rebuild``; None removes none. ``keep_versions``: keep at most so many, whatever their age. Every commit of Iceberg
+    writes the list of them; Delta keeps ten times as many, which are small files in one directory. ``cluster``: also
+    sort packed files by the key, so that readers and merges skip more of them. ``insists``: if packing lost against
+    syncs, do it again while this table's syncs wait; only for packing that writes little. ``marked_share``: rewrite a
+    file once more than this share of its rows is marked as deleted; with ``insists`` those with the most marks, up to
+    ``fold_bytes`` at a time.
     """
 
     file_bytes: int = 128 << 20
@@ -29,10 +29,10 @@ class MaintenanceOptions:
     fold_bytes: int = 32 << 20
 
     def in_between(self) -> MaintenanceOptions:
-        """For frequent checks: act only where many commits have left very many files, and then write little.
+        """Options for frequent checks: act only if many commits have left very many files, and then write little.
 
-        Many commits are also why it insists: where each of them touches every file, packing would lose every time. To
-        sort is for later: it takes every file of the table.
+        It insists, because where commits touch every file, packing would lose every time. It does not sort, because
+        that takes every file of the table.
         """
         small, many = self.file_bytes // 8, self.most_files * 8
         return replace(self, file_bytes=small, most_files=many, keep_hours=None, cluster=False, insists=True)
@@ -40,7 +40,7 @@ class MaintenanceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceResult:
-    """What was done to one table: its files before and after packing, and how many that nobody needs were removed."""
+    """What maintenance did to one table: its files before and after packing, and how many it removed."""
 
     files_before: int = 0
     files_after: int = 0
@@ -54,14 +54,14 @@ class MaintenanceResult:
 
 @dataclass(frozen=True, slots=True)
 class MarkedFile:
-    """A data file's size, and which share of its rows is marked as deleted."""
+    """A data file's size, and the share of its rows that is marked as deleted."""
 
     bytes: int
     share: float
 
 
 def folded_from(files: Iterable[MarkedFile], options: MaintenanceOptions) -> float | None:
-    """The share of marked rows from which on files are to be written again; None if none has too many."""
+    """Maintenance rewrites files with more than this share of marked rows; None if no file has too many."""
     worst = sorted((file for file in files if file.share > options.marked_share), key=lambda file: -file.share)
     if not worst or not options.insists:
         return options.marked_share if worst else None
@@ -71,7 +71,7 @@ def folded_from(files: Iterable[MarkedFile], options: MaintenanceOptions) -> flo
         if total > options.fold_bytes:
             break
         lowest = file.share
-    return lowest * (1 - 1e-9)  # the formats differ in whether a file at the limit is one of them
+    return lowest * (1 - 1e-9)  # the formats differ on whether a file at the limit counts
 
 
 def needs_packing(files: int, total_bytes: int, options: MaintenanceOptions) -> bool:

@@ -1,6 +1,6 @@
-"""A lake table's rows by a reader that is not Spark: for comparisons, never on the data path.
+"""Reads a lake table's rows without Spark: for comparisons, never on the data path.
 
-Delta tables are read with deltalake, Iceberg tables with pyiceberg: neither shares code with what has written them.
+It reads Delta tables with deltalake, Iceberg tables with pyiceberg. Neither shares code with what Spark has written.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.lake.formats import FORMATS, format_at, named
+from lakefeed.lake.formats import FORMATS, format_at, imported
 from lakefeed.lake.location import lake_root
 from lakefeed.lake.route import Part
 
 
 class StoredRows(Protocol):
-    """The rows that a table has now. They come in batches, so that memory does not follow the table."""
+    """The rows that a table has now. They come in batches, so that memory does not grow with the table."""
 
     @property
     def schema(self) -> pa.Schema: ...
 
     @property
     def estimate(self) -> int | None:
-        """About how many there are, by the table's own statistics."""
+        """About how many rows there are, by the table's own statistics."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, in any order, each batch with ``schema``."""
 
 
 class PartRows:
-    """The rows of a part of a union, with some of the table's columns."""
+    """The rows of a part of a union, under some of the table's columns."""
 
     def __init__(self, rows: StoredRows, part: Part, columns: Collection[str]) -> None:
         self._rows = rows
@@ -48,15 +48,15 @@ class PartRows:
 
 def rows_at(path: str) -> StoredRows | None:
     """The rows of the table at a path, whatever its format; None if there is none."""
-    path = lake_root(path)  # absolute: readers take a relative one for a host
+    path = lake_root(path)  # absolute: some readers take a relative path for a host name
     name = format_at(path)
     if name is None:
         return None
-    rows: StoredRows = named(FORMATS[name].rows)(path)
+    rows: StoredRows = imported(FORMATS[name].rows)(path)
     return rows
 
 
 def read_table(path: Path) -> pa.Table | None:
-    """The same as one table in memory."""
+    """The rows of the table at a path as one Arrow table in memory; None if there is no table."""
     found = rows_at(str(path))
     return pa.Table.from_batches(list(found.batches()), found.schema) if found is not None else None

@@ -1,13 +1,13 @@
 """Routes: which lake tables a source table has, under which names and in which modes.
 
 Every source table that the pipeline captures has one lake table of its own name in the lake's mode. A rule without a
-name says what is different for the tables it matches; a rule with a name adds a lake table beside it. Of several rules
-that say something, one that names the table counts before one with a pattern, and a later one before an earlier one.
+name changes that for the tables it matches; a rule with a name adds another lake table. If several rules make the same
+choice, one that names the table counts before one with a pattern, and a later one before an earlier one.
 
-Several source tables may feed one lake table (``union``): each has a *part* of it, the rows whose origin column has its
-value. A part is a lake table to everything above the formats, called ``table@value``, with a state, a generation, an
-applied number and a rule of its own; the formats store all parts of a lake table in one place (``Route.stored``), and
-the commits of a part touch its own rows alone (docs/decisions/0014-union.md).
+Several source tables may feed one lake table (``union``): each has a *part* of it, the rows with its value in the
+origin column. To everything above the formats, a part is a lake table, called ``table@value``, with a state, a
+generation, an applied number and a rule of its own. The formats store all parts of a lake table as one table
+(``Route.stored``), and the commits of a part touch its own rows alone (docs/decisions/0014-union.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lakefeed.lake.schema.policy import Evolution, Policy
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The column of a union that says which source table a row is of, and its value for one of them."""
+    """The column of a union that says which source table a row comes from, and its value."""
 
     column: str = "origin"
     value: str = "{schema}.{table}"
@@ -35,7 +35,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one source table in the lake table ``table``, which several feed: ``column`` is ``value`` there."""
+    """The rows of one source table in the lake table ``table``, which several feed: ``column`` is ``value``."""
 
     table: TableId
     column: str
@@ -63,7 +63,7 @@ class Route:
 
     @property
     def stored(self) -> TableId:
-        """The lake table that readers find the rows in."""
+        """The lake table in which readers find the rows."""
         return self.part.table if self.part is not None else self.table
 
     @classmethod
@@ -78,15 +78,15 @@ class Rule:
     ``{schema}`` are the source table's.
 
     ``mode`` and ``evolution`` are the lake's if they are None. ``name`` adds a lake table beside the one of the source
-    table's own name; with ``only`` it takes that one's place. ``namespace`` is the schema that lake tables are in.
+    table's own name; with ``only`` it replaces that one. ``namespace`` is the schema of lake tables.
 
-    ``columns`` are globs of the columns that the pipeline takes of the source table, see ``flow.shape``; without any it
-    takes all. ``types``, ``out_of_range`` (for all its columns, or by column) and ``keyless`` (``inserts``) say how the
-    source gives the table: see ``change.choice``. All these, and masks that are ``sensitive``, are the source table's,
-    not one lake table's, so a rule with a name has none.
+    ``columns`` are globs of the columns that the pipeline captures of the source table, see ``flow.shape``; without any
+    it captures all. ``types``, ``out_of_range`` (for all columns, or by column) and ``keyless`` (``inserts``) say how
+    to read the source table: see ``change.choice``. All these, and masks that are ``sensitive``, concern the source
+    table and not one lake table, so a rule with a name has none.
 
-    ``rows`` says what rows become, ``layout`` how the table lies on disk; a rule with a name has what the rules without
-    one say, where it says nothing itself. ``union``: all source tables that it matches feed the lake table of its name.
+    ``rows`` says how rows change, ``layout`` how the table is stored; where a rule with a name makes no choice, those
+    of the rules without one hold. ``union``: all source tables that the rule matches feed the lake table of its name.
     """
 
     match: str
@@ -111,8 +111,8 @@ class Rule:
         given = [key for key, value in of_source.items() if value]
         if self.name is not None and given:
             raise ConfigError(
-                f"the rule for {self.match} has a name and {given[0]}; the lake table {self.name} has what the "
-                "pipeline takes of its source table",
+                f"the rule for {self.match} has a name and {given[0]}; but {given[0]} concerns the source table, and "
+                f"not the lake table {self.name} alone",
                 remedy=f"Write {given[0]} into a rule without a name.",
             )
         if self.only and self.name is None:
@@ -130,7 +130,7 @@ class Rule:
             )
         if self.rows.sensitive and not self.rows.mask:
             raise ConfigError(
-                f"the rule for {self.match} is sensitive, and has no mask that could be applied before the journal",
+                f"the rule for {self.match} is sensitive, but has no mask to apply before the journal",
                 remedy="Add mask, or leave the columns out of the journal with columns.",
             )
         for chosen in self.types.values():
@@ -145,7 +145,7 @@ class Rule:
 
     @property
     def choice(self) -> TableChoice:
-        """What it says of how the source gives the table."""
+        """What the rule chooses about reading the source table."""
         rules = {"*": self.out_of_range} if isinstance(self.out_of_range, str) else self.out_of_range or {}
         by_column = {glob: checked_rule(rule) for glob, rule in rules.items()}
         return TableChoice(self.columns, dict(self.types), by_column, self.keyless == "inserts")
@@ -153,10 +153,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """A lake table that has its rows by one route (``first``) and is to have others by another: ``second`` is blocked.
+    """Two routes for one lake table: ``first`` feeds it, so ``second`` is blocked.
 
-    Mostly the two are of different source tables. ``is_left``: the first one feeds it no more. Its rows stay until a
-    person says that they may go.
+    Mostly the two have different source tables. ``is_left``: ``first`` feeds the table no more; its rows stay until a
+    person replaces them.
     """
 
     first: Route
@@ -169,17 +169,17 @@ class Clash:
         if self.is_of_union:
             what = f"{self.first.mode.describe()}, {self._parted(self.first)}"
             what = f"{what}, and as {self.second.mode.describe()}, {self._parted(self.second)}"
-            return f"source tables {other} and {one} are both to feed the lake table {table}, as {what}"
+            return f"source tables {other} and {one} would both feed the lake table {table}, as {what}"
         if one == other:
             modes = f"{self.first.mode.describe()} and {self.second.mode.describe()}"
             return f"two rules make the lake table {table} of {one}, as {modes}; it is {self.first.mode.describe()}"
         if self.is_left:
-            return f"source table {one} is to feed the lake table {table}, which has the rows of {other}"
-        return f"source tables {one} and {other} are both to feed the lake table {table}, which {other} feeds"
+            return f"source table {one} would feed the lake table {table}, which has the rows of {other}"
+        return f"source tables {one} and {other} would both feed the lake table {table}, which {other} feeds"
 
     @property
     def is_of_union(self) -> bool:
-        """One of the two is a part of the lake table, and the other is not, or is one of another kind."""
+        """Is one of the two a part of the lake table, and the other none, or one of another kind?"""
         return self.first.stored == self.second.stored and (self.first.part or self.second.part) is not None
 
     @staticmethod
@@ -190,8 +190,8 @@ class Clash:
     def remedy(self) -> str:
         if self.is_of_union:
             return (
-                "Give all of them union, the same mode and the same column, and a value that tells them apart, such as "
-                "union: {column: origin, value: '{schema}.{table}'}; or another name."
+                "Give all of them union, the same mode and the same column, and each a value of its own, such as "
+                "union: {column: origin, value: '{schema}.{table}'}; or give them different names."
             )
         mine = next((one for one in (self.second, self.first) if one.table != one.source), self.second)
         example = f"name: '{{table}}_{mine.mode.name}'"
@@ -199,15 +199,15 @@ class Clash:
         other = f"In the rule that makes {by}, write a name of its own: {example}."
         if not self.is_left:
             return other
-        replaced = f"Have them replaced: lakefeed rebuild FILE {mine.table} --from-source."
-        return f"{replaced} Or have them kept. {other}" if mine is self.second else replaced
+        replaced = f"To replace its rows: lakefeed rebuild FILE {mine.table} --from-source."
+        return f"{replaced} Or to keep them: {other}" if mine is self.second else replaced
 
 
 def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict[TableId, Route], tuple[Clash, ...]]:
-    """One route for each lake table, and what is left out.
+    """One route for each lake table, and the clashes: the routes that are left out.
 
-    The source table that a lake table has its rows of (``fed``) goes on, or comes back; no other one takes the lake
-    table over by itself. Of those that are new, the one of the same name feeds it; else the first.
+    The source table that has fed a lake table so far (``fed``) goes on, or comes back; no other one takes the lake
+    table over by itself. Of new source tables the one of the same name feeds it, else the first.
     """
     chosen: dict[TableId, Route] = {}
     clashes = []
@@ -225,7 +225,7 @@ def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict
         first = chosen.setdefault(route.table, route)
         if first is not route:
             clashes.append(Clash(first, route))
-    first_of: dict[TableId, Route] = {}  # the lake tables that are stored, and who says what they are
+    first_of: dict[TableId, Route] = {}  # for each stored table the route that decides its mode and column
     for route in list(chosen.values()):
         first = first_of.setdefault(route.stored, route)
         if _kind(first) != _kind(route):
@@ -234,14 +234,14 @@ def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict
 
 
 def _kind(route: Route) -> tuple[Mode, str | None]:
-    """What all parts of one lake table have in common."""
+    """What all parts of one lake table must have in common."""
     return route.mode, route.part.column if route.part is not None else None
 
 
 class Routes:
     """The rules of one lake. ``of`` is pure: the same source table always has the same routes.
 
-    ``salt`` is what masks hash with.
+    ``salt`` goes into the hashes of masks.
     """
 
     def __init__(
@@ -260,12 +260,12 @@ class Routes:
             tuple((rule.match, rule.choice) for rule in self._rules if rule.name is None),
             checked_rule(out_of_range) if out_of_range is not None else None,
         )
-        """What the rules say of how the source gives its tables."""
+        """What the rules choose about reading the source's tables."""
         self._evolution = evolution
         self._plain = RowRule(salt=salt, naming=naming)
         self.leaves_out = any(rule.columns for rule in self._rules)
         self.masks_early = any(rule.rows.sensitive for rule in self._rules)
-        for rule in self._rules:  # what is wrong in one rule is wrong whatever tables there are
+        for rule in self._rules:  # check each rule now, whatever tables exist
             rule.rows.onto(self._plain, is_literal=rule.is_literal)
 
     def of(self, source: TableId) -> tuple[Route, ...]:
@@ -281,12 +281,12 @@ class Routes:
         return Route(table, source, modes[-1] if modes else self._mode), *routes
 
     def columns(self, source: TableId) -> tuple[str, ...]:
-        """The globs of the columns that are taken of a source table; none: all of them."""
+        """The globs of the columns that the pipeline captures of a source table; none: all columns."""
         found = [rule.columns for rule in self._own(source) if rule.columns]
         return found[-1] if found else ()
 
     def sensitive(self, source: TableId) -> RowRule:
-        """The masks that are applied to a source table's rows before the journal, as a rule of nothing else."""
+        """The masks to apply to a source table's rows before the journal, as a rule with nothing else."""
         rule = self._plain
         for one in self._own(source):
             if one.rows.sensitive:
@@ -294,7 +294,7 @@ class Routes:
         return rule
 
     def rows(self, route: Route) -> RowRule:
-        """What rows become in the lake table of a route. Masks that were applied before the journal are not in it."""
+        """The rule for the rows of a route's lake table, without the masks that are applied before the journal."""
         rule = self._plain
         for one in self._for(route):
             rule = one.rows.onto(rule, is_literal=one.is_literal)
@@ -304,7 +304,7 @@ class Routes:
         return replace(rule, mask=masks, early=early, origin=origin)
 
     def layout(self, route: Route) -> Layout:
-        """How the lake table of a route lies on disk."""
+        """The layout of a route's lake table."""
         layout = Layout()
         for one in self._for(route):
             layout = one.layout.onto(layout)
@@ -314,14 +314,14 @@ class Routes:
         return layout
 
     def policy(self, route: Route) -> Policy:
-        """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
+        """How the lake table of a route evolves. It may change during a table's life, so it is no part of the route."""
         found = [rule.evolution for rule in self._named(route) or self._own(route.source) if rule.evolution is not None]
         return Policy(route.table, route.mode, found[-1] if found else self._evolution)
 
     def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
-        """What of the rules matches none of these source tables, or none of their columns: sentences.
+        """One sentence for each part of the rules that matches none of these tables, or none of their columns.
 
-        A mask that matches nothing looks like one that works.
+        Without them, a mask that matches nothing would look like one that works.
         """
         there, found = tuple(schemas), list[str]()
         for rule in self._rules:
@@ -336,7 +336,7 @@ class Routes:
                     for name in given or ()
                     if name not in names
                 ]
-            if rule.is_literal:  # what does not fit there stops that table alone: see ``TableChoice.unfit``
+            if rule.is_literal:  # choices that do not fit stop that table alone: see ``TableChoice.unfit``
                 continue
             for option, globs in (
                 ("columns", rule.columns),
@@ -351,7 +351,7 @@ class Routes:
         return tuple(found)
 
     def _own(self, source: TableId) -> list[Rule]:
-        """The rules for the lake table of the source table's own name; what a later one says counts."""
+        """The rules for the lake table of the source table's own name; a later one counts before an earlier one."""
         found = [rule for rule in self._rules if rule.name is None and rule.matches(source)]
         return sorted(found, key=lambda rule: rule.is_literal)
 
@@ -366,12 +366,12 @@ class Routes:
         return sorted(mine, key=lambda rule: rule.is_literal)
 
     def _for(self, route: Route) -> list[Rule]:
-        """All rules that say something of a lake table; what a later one says counts."""
+        """All rules for a lake table; a later one counts before an earlier one."""
         return [*self._own(route.source), *self._named(route)]
 
 
 class RoutedFormat:
-    """What every table format has of the rules alone: see ``lake.base.TableFormat``."""
+    """The methods of ``lake.base.TableFormat`` that need the rules alone."""
 
     _routes: Routes
 
@@ -404,7 +404,7 @@ class RoutedFormat:
 
 
 def _placed(source: TableId, rule: Rule) -> TableId:
-    """The lake table that a rule makes of a source table."""
+    """The name of the lake table that a rule makes of a source table."""
 
     def filled(text: str) -> str:
         return text.replace("{table}", source.name).replace("{schema}", source.schema)

@@ -1,6 +1,6 @@
-"""The seam between modes and formats: a mode makes a Step of a window, a TableStore commits it.
+"""The seam between modes and formats: a mode turns a window into a Step, a TableStore commits it.
 
-A new table format is a folder with a TableStore, a TableFormat and a Lake, and one line in ``formats``.
+To add a table format, add a folder with a TableStore, a TableFormat and a Lake, and one line in ``formats``.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from lakefeed.lake.mode.base import CurrentRows, Mode
 
 BROADCAST_ROWS = 1_000_000
-"""Of keys, up to which they are sent to every task that reads the table's rows."""
+"""Up to so many keys are broadcast to every task that reads the table's rows."""
 
 _MATCHED = "_lakefeed_matched"
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRows:
-    """Add rows; touch none that are there."""
+    """Add rows; leave those that are there as they are."""
 
     rows: DataFrame
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceRows:
-    """These rows are the table's whole content from now on. They may be made of the table's own rows."""
+    """These rows become the table's whole content. They may be computed from the table's own rows."""
 
     rows: DataFrame
 
@@ -53,7 +53,7 @@ class Replaceable:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRows:
-    """These rows stand for those of ``old``, and are made of them; the table's other files stay."""
+    """These rows, computed from those of the files ``old``, replace these files; the table's other files stay."""
 
     rows: DataFrame
     old: Replaceable
@@ -61,12 +61,12 @@ class RewriteRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRows:
-    """A merge of ``rows``, called ``s``, into the table, called ``t``; everything else is Spark SQL.
+    """A merge of ``rows``, called ``s``, into the table, called ``t``. The expressions are Spark SQL.
 
-    A row of the table that matches (``condition``) goes if ``deletes`` holds, else it gets the ``updates``; it matches
-    one row of ``rows`` at most. A row of ``rows`` that matches none is inserted as ``inserts`` if ``inserts_if`` holds.
-    ``replaces``: what matches may as well go, and every row of ``rows`` be inserted if ``inserts_if`` holds. ``count``
-    is about how many rows there are.
+    A row of the table that matches (``condition``) is deleted if ``deletes`` holds, else the ``updates`` change it; it
+    matches at most one row of ``rows``. A row of ``rows`` that matches none is inserted as ``inserts`` if
+    ``inserts_if`` holds. ``replaces``: to delete every match and insert every row of ``rows`` for which ``inserts_if``
+    holds gives the same table. ``count`` is about how many ``rows`` there are.
     """
 
     rows: DataFrame
@@ -78,10 +78,10 @@ class MergeRows:
     replaces: bool
     count: int
     within: Replaceable | None = None
-    """The files that may have rows that match, where an extent said so (``Extent.replaceable``); None: all."""
+    """The only files that may have matching rows, where an extent found them (``Extent.replaceable``); None: all."""
 
     def statement(self, table: str, view: str) -> str:
-        """As one MERGE; ``view`` has the rows."""
+        """The merge as one MERGE statement; ``view`` has the rows."""
         updates = ", ".join(f"t.{quoted(name)} = {value}" for name, value in self.updates.items())
         names, values = ", ".join(map(quoted, self.inserts)), ", ".join(self.inserts.values())
         clauses = [
@@ -93,7 +93,7 @@ class MergeRows:
         return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *clauses])
 
     def merged(self, stored: DataFrame) -> DataFrame:
-        """What the table has after the merge, if it has ``stored`` before: a plan, nothing is written."""
+        """The rows of the table after the merge, if it has ``stored`` before. A plan: Spark runs nothing yet."""
         from pyspark.sql import functions as F  # noqa: N812
 
         on, is_few = F.expr(self.condition), self.count <= BROADCAST_ROWS
@@ -123,11 +123,11 @@ class MergeRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkRows:
-    """Some rows of the table go, others come, and no file is written again: rows are marked as deleted.
+    """Mark some rows of the table as deleted and add others. No file is written again.
 
-    ``gone`` has FILE and ROW (``vector``) of those that go, as ``TableStore.located`` gave them; some of them may be
-    marked already. ``rows`` are what comes. ``old`` are the files that ``gone`` lies in. ``count`` is about how many
-    rows go. ``report`` has those of ``gone`` as soon as ``rows`` have been written (``vector.observed``).
+    ``gone`` has FILE and ROW (``vector``) of the rows to mark, as ``TableStore.located`` gave them; some may be marked
+    already. ``rows`` are added. ``old`` are the files of ``gone``. ``count`` is about how many rows ``gone`` has.
+    ``report`` has the rows of ``gone`` as soon as ``rows`` have been written (``vector.observed``).
     """
 
     gone: DataFrame
@@ -141,7 +141,7 @@ Step = AppendRows | ReplaceRows | RewriteRows | MergeRows | MarkRows
 
 
 def is_only_added(path: Sequence[TableSchema]) -> bool:
-    """Are all columns of the last schema as they were in the first, or new and NULL in rows from before?"""
+    """Is each column of the last schema either unchanged since the first, or new and without a default?"""
     first, last = path[0], path[-1]
     return all(
         (was is None and last.column(name).default is None)
@@ -151,7 +151,7 @@ def is_only_added(path: Sequence[TableSchema]) -> bool:
 
 
 def completed(step: Step, columns: Sequence[str]) -> Step:
-    """The same step for a table that has further columns: they are NULL in rows that come, and stay in others."""
+    """The same step for a table with further ``columns``: new rows have NULL in them, other rows keep theirs."""
     from pyspark.sql import functions as F  # noqa: N812
 
     def whole(rows: DataFrame) -> DataFrame:
@@ -169,9 +169,9 @@ def completed(step: Step, columns: Sequence[str]) -> Step:
 class Stamp:
     """What a commit records in the same atomic step as its data.
 
-    ``number`` is the change set that the table then has, ``schema_version`` the schema; None leaves what was recorded.
-    ``found`` is the number that the table must record before it: changes between that and ``number`` are in the step.
-    ``metadata`` is for people who read the table's history.
+    ``number`` is the change set that the table has after it, ``schema_version`` its schema; None leaves the recorded
+    value. ``found`` is the number that the table must record before it: the step has the changes from there to
+    ``number``. ``metadata`` is for people who read the table's history.
     """
 
     generation: int
@@ -182,7 +182,7 @@ class Stamp:
 
 
 def not_where_expected(location: str, recorded: int, expected: int) -> CommitFailedError:
-    """The table records another change set than the changes at hand begin after."""
+    """The error for a table that records another change set (``recorded``) than the changes begin after."""
     if recorded > expected:
         return CommitFailedError(f"another process has brought {location} to change set {recorded}")
     return CommitFailedError(
@@ -193,109 +193,111 @@ def not_where_expected(location: str, recorded: int, expected: int) -> CommitFai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much of a table lies in files that may have rows between some bounds, and how much there is in all."""
+    """How large a table is, and how much of it lies in files that may have rows between some bounds: touched ones."""
 
     files: int
     bytes: int
     touched_files: int
     touched_bytes: int
     replaceable: Replaceable | None = None
-    """The touched files, where a commit can put others in their place (``RewriteRows``)."""
+    """The touched files, if one commit can replace them with others (``RewriteRows``)."""
     markable: Replaceable | None = None
-    """The touched files, where a commit can mark single rows of them as deleted (``MarkRows``)."""
+    """The touched files, if one commit can mark single rows of them as deleted (``MarkRows``)."""
 
 
 class TableStore(Protocol):
     """One table in one format. The session is the table's own: its settings never mix with another table's.
 
-    Every write is one commit and records its stamp. A write whose stamp (or a later one) is recorded already commits
-    nothing, and one whose stamp expects another number (``found``) raises CommitFailedError: somebody has come between.
-    What a write raises says nothing about its outcome: ask ``applied``.
+    Every write is one commit and records its stamp. A write whose stamp (or a later one) the table has recorded commits
+    nothing. A write whose stamp expects another number (``found``) raises CommitFailedError: somebody else has
+    committed. An error of a write does not say whether the commit happened: ask ``applied``.
 
-    The log is read once for each commit: after it. The next one is planned on what was read then (``applied`` that need
-    not be fresh, ``extent``, ``read_files``), and if the table has moved since, it raises a conflict
-    (``spark.error.is_conflict``): then ask ``applied`` afresh, and plan again.
+    The store reads the log once for each commit: after it. It plans the next one on what it read then (``applied`` with
+    ``fresh=False``, ``extent``, ``read_files``). If the table has moved since, the write raises a conflict
+    (``spark.error.is_conflict``): ask ``applied`` with ``fresh=True``, and plan again.
     """
 
     reserved: tuple[str, ...]
-    """Column names, in lower case, that the format has for itself."""
+    """Column names, in lower case, that the format keeps for itself."""
 
     layout: Layout
-    """How the table is to lie on disk."""
+    """The partitions, order and properties that the table is to have."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Spark SQL that says which partition a row is of, where the files of a copy must be of one each; else none."""
+        """Spark SQL expressions of a row's partition, if a copy has to write each partition's rows into files of its
+        own; else none."""
 
     @property
     def location(self) -> str:
         """Where readers find the table."""
 
     def applied(self, generation: int, *, fresh: bool = True) -> Applied | None:
-        """What the table's commits record of this generation; None before its copy is complete. No Spark, no JVM.
+        """What the table's commits record of this generation; None until its copy is complete. No Spark, no JVM.
 
-        ``fresh`` reads the log. Else what was last read is good enough, if anything was.
+        ``fresh`` reads the log. Without it the answer is what the store last read, if it has read the log at all.
         """
 
     def load(
         self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
-        """The copy of a table: see ``LakeTable.load``. The session is asked for only if there is much to read."""
+        """Copy a table: see ``LakeTable.load``. Calls ``session`` only if the copy needs Spark."""
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
-        """By the table's own statistics, without reading rows; None where they do not tell. No Spark job."""
+        """The extent by the table's own statistics, without reading rows; None if these do not say. No Spark job."""
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """See ``LakeTable.states``."""
 
     def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
-        """The files of a state as chunks: see ``LakeTable.chunks``. LakeError if they are gone."""
+        """The files of a state as chunks: see ``LakeTable.chunks``. LakeError if a file is gone."""
 
     def read(self, session: SparkSession) -> DataFrame:
         """The table's rows as they are now."""
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
-        """The rows of files that an extent named as replaceable."""
+        """The rows of files that an extent gave as replaceable."""
 
     def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:
-        """Columns of the rows of files that an extent named as markable, with where each row lies (FILE, ROW).
+        """``columns`` of the rows of files that an extent gave as markable, with each row's address (FILE, ROW).
 
-        Rows that are marked as deleted may be among them: ``live`` leaves those out.
+        Rows that are marked as deleted may be among them: ``live`` removes those.
         """
 
     def live(self, found: DataFrame, old: Replaceable, count: int) -> DataFrame:
-        """Of located rows, about ``count``, those that are not marked as deleted. The rows are read now, once."""
+        """Those of about ``count`` located rows that are not marked as deleted. Spark reads the rows now, once."""
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
-        """Do the step in one commit. Returns what the table then records."""
+        """Do the step in one commit. Returns what the table records after it."""
 
     def maintain(
         self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
     ) -> MaintenanceResult:
-        """See ``LakeTable.maintenance``. The session is one for this alone, and asked for only if it is needed.
+        """See ``LakeTable.maintain``. ``session`` makes a session for this call alone; it is called only if needed.
 
-        Names of ``key`` that the table does not have are passed over. What nobody needs is removed even if the packing
-        fails, which then is raised.
+        Ignores names of ``key`` that the table does not have. If packing fails, it still removes what nobody needs, and
+        raises the error afterwards.
         """
 
     def other_type(self, schema: TableSchema) -> str | None:
-        """A column that the stored table has with another type than ``schema``, with both; None if there is none, or no
-        such table. For parts of a union, which share their columns. No Spark."""
+        """A column whose stored type is not that of ``schema``, named with both types; None if all agree, or there is
+        no table. For parts of a union, which share their columns. No Spark."""
 
     def is_in_place(self, path: Sequence[TableSchema]) -> bool:
-        """Does ``evolve`` change metadata alone? Nothing is asked of the table."""
+        """Does ``evolve`` change metadata alone? Reads nothing of the table."""
 
     def laid_out_otherwise(self) -> tuple[Difference, ...]:
-        """What the table has otherwise than ``layout`` says; nothing if there is no table. No Spark."""
+        """Where the table differs from ``layout``; nothing if there is no table. No Spark."""
 
     def lay_out(self, session: SparkSession) -> None:
-        """Change those of the differences that can be changed in place. A commit of its own, harmless to repeat."""
+        """Change in place what can be. A commit of its own, harmless to repeat."""
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
-        """What of the owner's (a partition field, a comment) ``evolve`` would lose; None if nothing. No Spark."""
+        """What ``evolve`` would lose that the table's owner added (a partition field, a comment); None if nothing. No
+        Spark."""
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
-        """Bring the columns from the first schema of ``path`` to the last, in one commit.
+        """Change the columns from the first schema of ``path`` to the last, in one commit.
 
-        The schemas are the lake table's own (``Mode.schema``). What cannot be done has been refused before.
+        The schemas are the lake table's own (``Mode.schema``). The caller has refused what cannot be done.
         """

@@ -42,9 +42,9 @@ _CONFLICT_TRIES = 5
 
 
 class SparkTable:
-    """See ``lake.base.LakeTable`` for the contract. ``decisions`` say which columns the table has, ``rule`` what they
-    are made of. ``staging`` is a directory for the copy of a table whose rule Spark evaluates. ``turn``: the parts of
-    one stored table write one at a time."""
+    """Contract: ``lake.base.LakeTable``. ``decisions`` has the table's column mapping, ``rule`` the rule that makes its
+    rows. ``staging`` is a directory for the copy of a table whose rule Spark evaluates. The parts of one stored table
+    share ``turn``, and write one at a time."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class SparkTable:
         self._pipeline = pipeline
         self._store = store
         self._sessions = sessions
-        self._session: SparkSession | None = None  # the table's own, made when it is needed
+        self._session: SparkSession | None = None  # the table's own, made at its first use
         self._turn = turn or threading.RLock()
         self._key: tuple[str, ...] | None = None
         self._resolved: Resolved | None = None
-        self._is_laid_out = store.layout.says_nothing
+        self._is_laid_out = store.layout.is_empty
 
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
@@ -85,7 +85,7 @@ class SparkTable:
         return ruled.needed
 
     def _checked(self, schema: TableSchema, session: Callable[[], SparkSession]) -> Resolved:
-        """The rule on the source's schema, once it is clear that the table can be so."""
+        """The rule on the source's schema. TableStoppedError if the lake cannot have such a table."""
         self._refuse_alike(schema)
         ruled = resolved(self._rule.rule, schema, self.route.table, session)
         own = self._mode.schema(ruled.schema)
@@ -96,7 +96,7 @@ class SparkTable:
             if name not in ruled.schema.names:
                 raise TableStoppedError(
                     f"table {self.route.table}: partition_by or cluster_by names {name}, which is no column of it",
-                    remedy=f"Correct it in the rule for {schema.table}; it has {', '.join(ruled.schema.names)}.",
+                    remedy=f"Correct the rule for {schema.table}; the columns are {', '.join(ruled.schema.names)}.",
                     table=str(self.route.table),
                 )
         return ruled
@@ -134,7 +134,7 @@ class SparkTable:
 
     def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> MadeBy | None:
         self._rule.require(generation)
-        if self._rule.rule.is_nothing:
+        if self._rule.rule.is_empty:
             return None
         session = cache(self._sessions.child)
         ruled = resolved(self._rule.rule, mapping.schema(schema), self.route.table, session)
@@ -152,14 +152,13 @@ class SparkTable:
         return self._store.is_in_place([self._mode.schema(one) for one in path])
 
     def laid_out_otherwise(self) -> tuple[Difference, ...]:
-        return () if self._store.layout.says_nothing else self._store.laid_out_otherwise()
+        return () if self._store.layout.is_empty else self._store.laid_out_otherwise()
 
     def apply(self, window: Window, generation: int) -> Applied:
-        """Each of the steps is skipped if the table has it. A window without changes makes no commit.
+        """Skips each step that the table has. A window without changes makes no commit.
 
-        1 what does the table record?  2 evolve its columns, if its schema is older: one commit  3 let the mode plan the
-        window's changes as a step, and commit it. After a conflict with another commit the table is read, and 3 is
-        done again.
+        1 read what the table records  2 evolve its columns, if its schema is older: one commit  3 let the mode plan the
+        window's changes as a step, and commit it. After a conflict with another commit, read the table and do 3 again.
         """
         metadata = {
             "pipeline": self._pipeline,
@@ -211,18 +210,18 @@ class SparkTable:
                         failpoint="lake.during_commit",
                     )
                     break
-                except Exception as error:  # noqa: BLE001  # judged by what the table then records
+                except Exception as error:  # noqa: BLE001  # what the table records decides
                     lost = session_lost(error)
                     if not left or not (lost or is_conflict(error)):
                         applied = self._outcome(error, stamp)
                         break
-                    if lost:  # with the server's session: what was committed is found below
+                    if lost:  # below, the table says whether the lost session has committed
                         session = self._session = self._sessions.child()
-                # Maintenance, ours or somebody's, has replaced files under us: the changes are planned again.
+                # Maintenance, ours or somebody else's, has replaced files meanwhile: plan the changes again.
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
                     raise not_where_expected(self.location, found.number, applied.number)
-            if not self._rule.rule.is_nothing or any(one.replaced for one in window.segments):
+            if not self._rule.rule.is_empty or any(one.replaced for one in window.segments):
                 self._rule.add(generation, touched_by_window(session, own, dict(self._rule.rule.early)))
             hit("lake.after_commit")
             return applied
@@ -232,13 +231,13 @@ class SparkTable:
         return self._session
 
     def _ruled(self, schema: TableSchema) -> Resolved:
-        """The rule on one schema; the last answer is remembered, because Spark analyzes expressions for it."""
+        """The rule on one schema. Keeps the last answer, because Spark analyzes expressions for it."""
         if self._resolved is None or self._resolved.source != schema:
             self._resolved = resolved(self._rule.rule, schema, self.route.table, self._own_session)
         return self._resolved
 
     def evolve(self, window: Window, stamp: Stamp, applied: Applied) -> Applied:
-        """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
+        """Settle a window's newer schema and its stale reasons: TableStoppedError if the table cannot go on."""
         generation, version, target = stamp.generation, applied.schema_version, window.target.version
         stale = window.open_stale_reasons(version)
         if target <= version and not stale:
@@ -266,7 +265,7 @@ class SparkTable:
         session = self._own_session()
         try:
             self._store.evolve(session, own, stamp)
-        except Exception as error:  # noqa: BLE001  # judged by what the table then records
+        except Exception as error:  # noqa: BLE001  # what the table records decides
             return self._outcome(error, stamp)
         return self._store.applied(generation) or replace(applied, schema_version=target)
 
@@ -277,44 +276,44 @@ class SparkTable:
             raise TableStoppedError(
                 f"table {self.route.table}: the lake table {part.table}, which several source tables feed, has "
                 f"{unlike}",
-                remedy="Give the column the same type in all of them, with types: {column: string} or a CAST in "
-                f"transform, and copy them again: lakefeed rebuild FILE {part.table} --from-source",
+                remedy="Give the column the same type in all these source tables, with types: {column: string} or a "
+                f"CAST in transform, and copy them again: lakefeed rebuild FILE {part.table} --from-source",
                 table=str(self.route.table),
             )
 
     def _refuse_loss(self, lost: str) -> None:
-        """The rows would have to be written again under new types, and the table would lose what its owner set.
+        """The error if rewriting all rows under new types would lose something that the table's owner has set.
 
-        A copy keeps that; it costs history, so that a table with history waits for a person.
+        A new copy keeps it, but costs history: so a table with history stops, and the others are copied again.
         """
         table = self.route.table
-        problem = f"table {table}: rows must be written again for a new type, and the lake table would lose {lost}"
+        problem = f"table {table}: Lakefeed must rewrite the rows for a new type, and the lake table would lose {lost}"
         if self._mode.equals_source:
             raise RebuildNeededError(f"{problem}, which a new copy keeps", table=str(table))
         raise TableStoppedError(
             problem,
-            remedy=f"Remove {lost} from the lake table: it then goes on by itself. Or copy it again, and begin a new "
-            f"history: lakefeed rebuild FILE {table} --from-source.",
+            remedy=f"Remove {lost} from the lake table: it then goes on by itself. Or copy the table again, which "
+            f"begins a new history: lakefeed rebuild FILE {table} --from-source.",
             table=str(table),
         )
 
     def _refuse_alike(self, source: TableSchema) -> None:
-        """TableStoppedError for columns of the source that Spark, which reads the journal, takes for one. Other names
-        in the lake do not help."""
+        """TableStoppedError for columns of the source that differ only in case: Spark, which reads the journal, takes
+        them for one. Other names in the lake do not help."""
         alike = {one.lower(): one for one in source.names}
         for name in source.names:
             if alike[name.lower()] != name:
                 raise TableStoppedError(
                     f"table {self.route.table}: columns '{name}' and '{alike[name.lower()]}' of {source.table} differ "
-                    "only in case, which Spark does not tell apart",
+                    "only in case, and Spark takes them for the same",
                     remedy=f"Leave one of them out: columns: ['*', '!{name}'] in the rule for {source.table} in "
                     "lake.tables. Or give it another name in the source.",
                     table=str(self.route.table),
                 )
 
     def _refuse_uncovered(self, path: Sequence[TableSchema]) -> None:
-        """TableStoppedError if a column that is masked, or made by an expression, may have another name by now: its
-        values would come as they are. Where columns have no lasting ids, any new one may be it."""
+        """TableStoppedError if a column with a mask or an expression may have another name now: its values would get
+        into the lake as they are. If columns have no lasting ids, any new one may be that column."""
         old, new, rule = path[0], path[-1], self._rule.rule
         covered = {name for name, _ in (*rule.mask, *rule.transform)}
         called = {one.id: one.name for one in new.columns if one.id is not None}
@@ -325,24 +324,24 @@ class SparkTable:
             if name not in covered or now in (name, *covered):
                 continue
             raise TableStoppedError(
-                f"table {self.route.table}: the rule for {old.table} masks or makes the column {name}, and the source "
-                f"has {now} in its place, whose values would be in the lake as they are",
+                f"table {self.route.table}: the rule for {old.table} masks or makes the column {name}, but the source "
+                f"has {now} instead, whose values would get into the lake as they are",
                 remedy=f"Write {now} beside {name} in mask or transform of that rule, if it has the same values. Then "
                 f"copy the table again: lakefeed rebuild FILE {self.route.table} --from-source",
                 table=str(self.route.table),
             )
 
     def _refuse_made_otherwise(self, before: Resolved, after: Resolved) -> None:
-        """A column that the rule makes of the source's columns has, in rows from before, values of the old ones."""
+        """TableStoppedError if older rows have another value or type in a column that the rule makes."""
         own = {one.column.name.lower(): one.column.id for one in before.columns if one.rule is not None}
         for one in after.columns:
             was = own.get(one.column.name.lower(), one.column.id) or ""
             if was != one.column.id and was.startswith("rule."):
                 table, name = self.route.table, one.column.name
                 raise TableStoppedError(
-                    f"table {table}: its rule makes a column {name}, and the source has one of that name now",
-                    remedy="Give it another name in transform, or have the source's own: remove it from transform. "
-                    f"Then copy the table again: lakefeed rebuild FILE {table} --from-source",
+                    f"table {table}: its rule makes a column {name}, and now the source has a column of that name",
+                    remedy="Name the rule's column otherwise in transform; or remove it from transform, to get the "
+                    f"source's. Then copy the table again: lakefeed rebuild FILE {table} --from-source",
                     table=str(table),
                 )
         kinds = {one.column.name: one.column.type for one in before.columns if one.rule is not None}
@@ -354,15 +353,15 @@ class SparkTable:
         if changed:
             table = self.route.table
             raise TableStoppedError(
-                f"table {table}: the source's columns have changed, and {changed[0]}, which its rule makes, has "
-                "another type than in the rows that are there",
-                remedy=f"Copy the table again: lakefeed rebuild FILE {table} --from-source. Or CAST in the expression, "
-                "to the type that it had.",
+                f"table {table}: the source's columns have changed, and {changed[0]}, which its rule makes, now has "
+                "another type than in the lake table",
+                remedy=f"Copy the table again: lakefeed rebuild FILE {table} --from-source. Or CAST the expression to "
+                "the type that it had.",
                 table=str(table),
             )
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
-        """A state with other columns than the source's is left out: it could not copy another table."""
+        """Leaves out states with other columns than the source's: no table can be copied from them."""
         states = self._store.states(generation) if self.route.part is None else ()
         return tuple(state for state in states if self._decisions.get(state.schema_version, generation) is None)
 
@@ -395,7 +394,7 @@ class SparkTable:
             ruled = self._ruled(mapping.schema(source))
             if not ruled.key_is_plain:
                 raise LakeError(
-                    f"table {self.route.table} cannot be compared with its source: a part of the key is masked",
+                    f"Lakefeed cannot compare table {self.route.table} with its source: a part of the key is masked",
                     remedy="Find deletes by soft_delete, or compare a lake table of the same source without that mask.",
                 )
             rows = source_rows(rows, ruled, tuple(ruled.plain))
@@ -403,7 +402,7 @@ class SparkTable:
         return rows.select([F.col(quoted(own)).alias(name) for name, own in lake.items() if own in rows.columns])
 
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
-        """``key`` may be that of the copy: the newest that changes came with is what counts."""
+        """``key`` may be that of the copy. The key of the newest changes counts instead, if there were any."""
         key = self._key if self._key is not None else key
         try:
             return self._store.maintain(self._sessions.child, options, key)
@@ -414,13 +413,13 @@ class SparkTable:
             return self._store.maintain(self._sessions.child, options, key)
 
     def _outcome(self, error: Exception, stamp: Stamp) -> Applied:
-        """What the table records, if the commit did happen and only its answer was lost; else the error, explained."""
+        """What the table records, if the commit happened and only its answer was lost; else raises our own error."""
         if isinstance(error, LakefeedError):
             raise error
         try:
             after = self._store.applied(stamp.generation)
-        except Exception as unreadable:  # noqa: BLE001  # whatever it is, the outcome is unknown
-            text = f"table {self.route.table}: a commit failed and the table cannot be read back: {unreadable}"
+        except Exception as unreadable:  # noqa: BLE001  # whatever the reason, the outcome is unknown
+            text = f"table {self.route.table}: a commit failed, and Lakefeed cannot read the table: {unreadable}"
             raise CommitUnknownError(text) from error
         if (
             after is not None
@@ -432,6 +431,6 @@ class SparkTable:
 
     def _explained(self, error: BaseException) -> LakefeedError:
         if server_lost(error) is not None:
-            self._session = None  # the next try makes one
+            self._session = None  # the next try makes a new one
         properties = self._store.layout.properties
         return explained(error, self.route.table, self.route.source, properties, str(self.location))

@@ -1,8 +1,7 @@
-"""Deletion vectors: which rows of which files go, from Spark's tasks to one bitmap for each file.
+"""Deletion vectors: turns the rows that Spark's tasks find into one bitmap for each file, and into bytes.
 
-Delta and Iceberg have the same bytes for one file's vector (docs/decisions/0012-deletion-vectors.md): the length of
-what follows, a magic number, a roaring bitmap in its portable form for 64 bits, and a CRC-32. Where these bytes lie,
-and what names them, is the format's own.
+Delta and Iceberg store one file's vector in the same bytes (docs/decisions/0012-deletion-vectors.md): a length, a magic
+number, a roaring bitmap in the portable 64-bit form, and a CRC-32. Each format has its own place for these bytes.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FILE, ROW = "_lakefeed_file", "_lakefeed_row"
-"""Where a row of the table lies: the file as Spark names it, and the row's number in it, from 0."""
+"""The address of a row in the table: the file as Spark names it, and the row's number in it, from 0."""
 
 _MAGIC = 1681511377
 _BUCKET_ROWS = 32_768  # of Spark's own bitmaps
 _MOST_LISTED = 1_000_000
-"""Rows, up to which their numbers are sent to the driver; of more, a bit for each row of the files that have them."""
+"""Up to so many rows, tasks send their numbers to the driver; of more, a bit for each row of their files."""
 _LARGEST = 1 << 32
 _REPORT_SECONDS = 10.0
-"""That a report may take after its job; it takes milliseconds."""
+"""How long a report may take after its job; normally milliseconds."""
 
 
 def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
-    """The rows of ``gone``, which has FILE and ROW, by file; ``count`` is about how many. Tasks group them."""
+    """The rows of ``gone``, about ``count`` with FILE and ROW, by file. Tasks group them."""
     from pyspark.sql import functions as F  # noqa: N812
 
     found: dict[str, BitMap] = {}
@@ -57,7 +56,7 @@ def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
 
 
 def observed(gone: DataFrame) -> tuple[DataFrame, Observation]:
-    """``gone``, of which one job reads all rows, and what reports them when that job has ended."""
+    """``gone`` for use in one job that reads all its rows, and the report of these rows when the job has ended."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -68,49 +67,49 @@ def observed(gone: DataFrame) -> tuple[DataFrame, Observation]:
 def located_and_written(
     gone: DataFrame, count: int, report: Observation | None, write: Callable[[], T]
 ) -> tuple[dict[str, BitMap], T]:
-    """The rows that go, by file, and what ``write`` returns, which writes those that come.
+    """The rows to mark, by file, and the result of ``write``, which writes the new rows.
 
-    With a ``report``, the job that writes has found them. Spark tells it by an event, and drops events where it has too
-    many: if none comes, the rows are looked for.
+    With a ``report``, the job that writes also finds them. Spark reports them by an event, and drops events if it has
+    too many: if none comes, another job finds the rows.
     """
     if report is None:
         return both(gone.sparkSession, lambda: positions(gone, count), write)
-    written, told = write(), list[list[tuple[str, int]]]()
-    waiting = threading.Thread(target=lambda: told.append(report.get[ROW]), daemon=True)
+    written, reported = write(), list[list[tuple[str, int]]]()
+    waiting = threading.Thread(target=lambda: reported.append(report.get[ROW]), daemon=True)
     waiting.start()
     waiting.join(_REPORT_SECONDS)
-    if not told:
+    if not reported:
         return positions(gone, count), written
     listed: dict[str, list[int]] = {}
-    for file, row in told[0]:
+    for file, row in reported[0]:
         listed.setdefault(file, []).append(row)
     return {file: bitmap_of(np.array(rows, np.int64)) for file, rows in listed.items()}, written
 
 
 def bitmap_of(rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BitMap:
     if len(rows) and int(rows.max()) >= _LARGEST:
-        raise LakeError("a file has more than four billion rows, which deletion vectors are not written for")
+        raise LakeError("a file has more than four billion rows: Lakefeed writes no deletion vectors for such files")
     return BitMap(array("I", rows.astype(np.uint32).tobytes()))
 
 
 def encoded(rows: BitMap) -> bytes:
-    """One file's vector, as both formats store it."""
+    """One file's vector in the bytes that both formats store."""
     rows.run_optimize()
     body = struct.pack("<I", _MAGIC) + struct.pack("<QI", 1, 0) + rows.serialize()
     return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def decoded(stored: bytes, where: str) -> BitMap:
-    """The rows of one file's vector. LakeError if it is damaged, or not one that is known here."""
+    """The rows of one file's vector. LakeError if it is damaged, or of a form that Lakefeed does not read."""
     body = stored[4:-4]
     size, checksum = struct.unpack(">I", stored[:4])[0], struct.unpack(">I", stored[-4:])[0]
     if size != len(body) or zlib.crc32(body) != checksum:
-        raise LakeError(f"the deletion vector in {where} is damaged: its length or checksum is not what it says")
+        raise LakeError(f"the deletion vector in {where} is damaged: its length or its checksum is wrong")
     return unpacked(body, where)
 
 
 def unpacked(body: bytes, where: str) -> BitMap:
-    """The same without length and checksum, as Delta writes small ones into its log."""
+    """As ``decoded``, without length and checksum: Delta writes small vectors so into its log."""
     magic, parts = struct.unpack_from("<IQ", body)
     if magic != _MAGIC:
         raise LakeError(f"the deletion vector in {where} begins with {magic}, not with {_MAGIC}")
@@ -122,6 +121,6 @@ def unpacked(body: bytes, where: str) -> BitMap:
 
 
 def united(old: Mapping[str, BitMap], new: Mapping[str, BitMap]) -> dict[str, BitMap]:
-    """For each file of ``new`` that gets more marked rows than it has in ``old``: all of them."""
+    """All marked rows, old and new, of each file that ``new`` adds some to."""
     both = {file: old.get(file, BitMap()) | rows for file, rows in new.items()}
     return {file: rows for file, rows in both.items() if len(rows) > len(old.get(file, ()))}

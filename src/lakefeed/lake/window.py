@@ -1,15 +1,15 @@
-"""A window as Spark and a planner read it: its changes as rows of one schema, and the range of its keys.
+"""A window for Spark and for planning: its changes as rows of one schema, and the range of its keys.
 
-Changes of any schema version become rows of the window's target schema: see ``schema.projection``. A column that was
-added later reads as its default in rows from before: that is what the source shows for them too.
+Changes of any schema version become rows of the window's target schema: see ``schema.projection``. In older rows a
+newer column reads as its default, as in the source.
 
 The lowest and highest key come from the footers of the segments: no Spark job, no rows read. As literals in a merge
-condition they let the table leave out files that cannot have a matching row. Only the first key column is used, and
-only kinds that Parquet, the table formats and Spark order alike. A footer takes about a quarter of a millisecond, so
-that a window of thousands of segments is asked like one of a few: a catch-up is where leaving files out saves most.
+condition they let the table skip files that cannot have a matching row. Only the first key column counts, and only
+types that Parquet, the table formats and Spark order alike. A footer takes about a quarter of a millisecond, so windows
+of thousands of segments get bounds, too: in a catch-up, skipping files saves most.
 
-Few keys all over a large table leave no file out. There the condition names every one of them, so that a row of another
-key ends where it is read, and is neither sorted nor sent to another task: Iceberg's merge does that with all rows.
+Few keys all over a large table skip no file. There the condition lists every key, so that Spark drops other rows where
+it reads them. Otherwise Iceberg's merge sorts and shuffles them all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lakefeed.lake.rule.resolve import Resolved
 
 CARRIED = "_lakefeed_carried_"
-"""Prefix of a boolean column: did this change carry that column? Only for columns that some change did not."""
+"""Prefix of a boolean column: did this change carry that column? Only for columns that some change did not carry."""
 
 ORDERED_ALIKE = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
 """The kinds of types whose values Parquet, the table formats and Spark order alike."""
@@ -55,15 +55,15 @@ _METADATA: dict[str, pa.DataType] = {
 _LONGEST_TEXT = 200
 _LARGE_BYTES = 64 << 20
 _MOST_VALUES, _MOST_SEGMENTS = 10_000, 200
-"""Up to which to read the keys and to say them to Spark takes tenths of a second."""
+"""Up to so many keys and segments, reading the keys and listing them to Spark takes tenths of a second."""
 _DENSE = 20
-"""Keys that a range may have for each changed one, so that little is gained by naming them."""
+"""If a range has fewer possible keys than this for each changed one, listing the keys gains little."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuledWindow(Window):
-    """The changes of ``inner`` as a rule makes them: ``target`` has the columns of the lake table, ``inner.target``
-    those of the source. ``lake.rule.changes`` makes one, and its rows."""
+    """The changes of ``inner`` under a rule: ``target`` has the lake table's columns, ``inner.target`` the source's.
+    ``lake.rule.changes`` makes it, and its rows."""
 
     inner: Window = field(kw_only=True)
     ruled: Resolved = field(kw_only=True)
@@ -72,7 +72,7 @@ class RuledWindow(Window):
 def incomplete_columns(window: Window) -> dict[str, str]:
     """Columns of the target that some change of the window did not carry, each with the name of its CARRIED column.
 
-    A column that a rule makes of several was carried if all of them were.
+    A change carries a column that a rule makes of several if it carries all of them.
     """
     if not window.absent:
         return {}
@@ -91,11 +91,11 @@ def incomplete_columns(window: Window) -> dict[str, str]:
 def read_changes(
     session: SparkSession, window: Window, metadata: Sequence[str] = (), *, before_images: bool = False
 ) -> DataFrame:
-    """All changes of a window as rows of its target schema, with operation, seq and what they carried.
+    """All changes of a window as rows of its target schema, with operation, seq and CARRIED columns.
 
-    ``metadata`` are further metadata columns. ``_lakefeed_absent`` among them has the target's names. With
-    ``before_images`` those are among the rows, which is for modes that keep rows as they were captured. Modes read
-    their changes through ``mode.changes``, which knows rules and moved rows.
+    ``metadata`` are further metadata columns; ``_lakefeed_absent`` has the target's names. ``before_images`` adds these
+    rows, for modes that keep changes. Modes read their changes through ``mode.changes``, which applies rules and
+    completes moved rows.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -110,7 +110,7 @@ def read_changes(
         origin = lineage(path)
         changes = read_segments(session, path[0], segments, (OP, SEQ, ABSENT, *plain))
         extra = [F.col(name) for name in plain]
-        if ABSENT in metadata:  # under the names that the columns have now; NULL if all were carried
+        if ABSENT in metadata:  # under the columns' names now; NULL if the change carried all
             extra.append(absent_names({name: _carried(origin[name]) for name in incomplete}).alias(ABSENT))
         flags = [_carried(origin[name]).alias(flag) for name, flag in incomplete.items()]
         parts.append(changes.select(*projected(path), F.col(OP), F.col(SEQ), *extra, *flags))
@@ -122,9 +122,9 @@ def read_changes(
 def read_segments(
     session: SparkSession, schema: TableSchema, segments: Sequence[Segment], metadata: Sequence[str]
 ) -> DataFrame:
-    """Changes of one schema, as the journal has them, with some of the metadata columns.
+    """Changes of one schema, as in the journal, with some of the metadata columns.
 
-    The schema is given, so that Spark does not open a file to guess it.
+    Gives Spark the schema, so that it opens no file to infer it.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -134,7 +134,7 @@ def read_segments(
     paths = [one.path for one in segments]
     originals = [original_of(path) for path in paths] if copied_from else []
     if any(originals) and not str(session.conf.get("spark.master", "local")).startswith("local"):
-        # Copies of objects: the workers of a cluster read the objects themselves.
+        # The paths are local copies of objects: a cluster's workers read the objects themselves.
         paths = [original or path for original, path in zip(originals, paths, strict=True)]
         for name, value in spark_options(next(filter(None, originals))).items():
             session.conf.set(name, value)
@@ -150,7 +150,7 @@ def _carried(name: str | None) -> SparkColumn:
 
 
 def absent_names(carried: Mapping[str, SparkColumn]) -> SparkColumn:
-    """The names of those columns that a change did not carry; NULL if it carried all of them."""
+    """The names of the columns that a change did not carry; NULL if it carried all of them."""
     from pyspark.sql import functions as F  # noqa: N812
 
     missing = [F.when(~flag, F.lit(name)) for name, flag in carried.items()]
@@ -160,7 +160,7 @@ def absent_names(carried: Mapping[str, SparkColumn]) -> SparkColumn:
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """The first key column and the values that all of it in a window lie between; maybe all its ``values``."""
+    """The first key column, and its lowest and highest value in a window; maybe all its ``values``."""
 
     column: str
     low: Any
@@ -168,7 +168,7 @@ class KeyBounds:
     values: tuple[int, ...] = ()
 
     def condition(self, alias: str) -> str | None:
-        """As Spark SQL; None for values that no literal can stand for."""
+        """The bounds as a Spark SQL condition; None for values that have no literal."""
         column = f"{alias}.{quoted(self.column)}"
         try:
             within = f"{column} >= {_literal(self.low)} AND {column} <= {_literal(self.high)}"
@@ -178,9 +178,9 @@ class KeyBounds:
 
 
 def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
-    """What every first key column value of the window lies between, or every commit time; None if unknown.
+    """The bounds of the first key column in a window, or of its commit times; None if unknown.
 
-    A NULL counts as unknown: bounds would hide it. So does a key that a rule masks.
+    They are unknown if a value is NULL, which bounds would hide, and for a key that a rule masks.
     """
     if isinstance(window, RuledWindow) and not of_times:
         inner, plain = key_bounds(window.inner), window.ruled.plain
@@ -203,16 +203,16 @@ def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
             low = found[0] if low is None else min(low, found[0])
             high = found[1] if high is None else max(high, found[1])
         except (OverflowError, TypeError, ValueError):
-            return None  # the column's type changed on the way, or a date that Python cannot hold
+            return None  # the column's type has changed, or Python cannot represent a date
     return None if low is None else KeyBounds(key, low, high)
 
 
 @lru_cache(maxsize=20_000)
 def _segment_bounds(path: str, name: str | None) -> tuple[Any, Any] | None:
-    """The lowest and highest value of a column; None if unknown. A segment never changes: its footer is read once."""
+    """The lowest and highest value of a column; None if unknown. Reads a footer once: a segment never changes."""
     files, place = filesystem(path)
     footer = pq.read_metadata(place, filesystem=files)
-    # A footer's names are those of leaves: each list has one, ``element``.
+    # A footer names leaves: each list has one, ``element``.
     leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
     index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
     if index is None:
@@ -224,7 +224,7 @@ def _segment_bounds(path: str, name: str | None) -> tuple[Any, Any] | None:
 
 
 def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyBounds | None:
-    """With every value, where that is worth it: few whole numbers, for a large table."""
+    """The bounds with every value, if that pays: for few integers in a large table."""
     if isinstance(window, RuledWindow) and bounds is not None:
         names = {lake: source for source, lake in window.ruled.plain.items()}
         found = narrowed(replace(bounds, column=names[bounds.column]), window.inner, table_bytes)
@@ -250,7 +250,7 @@ def last_time(segment: Segment) -> datetime | None:
 
 @lru_cache(maxsize=100_000)
 def _last_time(path: str) -> datetime | None:
-    """A segment never changes: its footer is read once."""
+    """Reads a footer once: a segment never changes."""
     files, place = filesystem(path)
     footer = pq.read_metadata(place, filesystem=files)
     leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
@@ -260,13 +260,13 @@ def _last_time(path: str) -> datetime | None:
 
 
 def first_time(window: Window) -> datetime | None:
-    """The earliest commit time of a window; None if unknown, as where a change has none."""
+    """The earliest commit time of a window; None if unknown, because a change has none for example."""
     found = key_bounds(window, of_times=True)
     return found.low if found is not None else None
 
 
 def lowest_time(window: Window) -> str | None:
-    """The same as a literal of Spark SQL."""
+    """``first_time`` as a literal of Spark SQL."""
     first = first_time(window)
     return _literal(first) if first is not None else None
 

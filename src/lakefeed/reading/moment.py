@@ -37,7 +37,7 @@ from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.layout import Layout as TableLayout
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.route import Route
-from lakefeed.lake.rule.record import TableRule, read_recorded, rule_file
+from lakefeed.lake.rule.record import TableRule, read_rule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.mapping import ColumnMapping
@@ -327,7 +327,7 @@ class _Plans:
     def _rule(self, route: Route) -> RowRule:
         """The rule that makes the rows: that of the given lake, or the one that the pipeline has recorded."""
         lake = self._pipeline.lake
-        recorded = read_recorded(rule_file(storage_at(lake.root), self._pipeline.name, route.table))
+        recorded = read_rule(rule_file(storage_at(lake.root), self._pipeline.name, route.table))
         if recorded is None:
             return RowRule()
         if isinstance(lake.given, Delta | Iceberg):

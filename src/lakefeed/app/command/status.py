@@ -1,4 +1,5 @@
-"""Commands that only read: status and journal. No lease, no Spark; another process may be running the pipeline."""
+"""Commands that only read: status, dashboard and journal. They need no lease and no Spark, and another process may run
+the pipeline."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def status(
             show_object(found.to_dict())
         else:
             _show(config.pipeline, found)
-        with suppress(KeyboardInterrupt):  # the announced end of --watch, and no interruption
+        with suppress(KeyboardInterrupt):  # Ctrl-C is the normal end of --watch
             if watch:
                 time.sleep(_WATCH_SECONDS)
                 continue
@@ -81,7 +82,7 @@ def _show(name: str, found: PipelineStatus) -> None:
     if found.source_error and found.source_error != found.reason:
         show_text(f"The source does not answer: {found.source_error.rstrip('.')}.")
     if silent := [one for one in found.unanswered if one != "source"]:
-        show_text(f"No answer in time from: {', '.join(silent)}. What is unknown shows as a dash.")
+        show_text(f"No answer in time from: {', '.join(silent)}. A dash stands for what is unknown.")
     if tables:
         show_text("")
         followed = [
@@ -104,14 +105,14 @@ def _show(name: str, found: PipelineStatus) -> None:
             show_text(f"\n{table_name}: compared with the source {ago} ago: {result}.")
         if table.rules:
             listed = ", ".join(f"{what} {count:,}" for what, count in sorted(table.rules.items()))
-            show_text(f"\n{table_name}: values that its rule has touched since the copy began: {listed}.")
+            show_text(f"\n{table_name}: values that its rule has changed since the copy began: {listed}.")
         for text in table.layout:
             show_text(f"\n{table_name}: {_sentence(text)}")
     _show_verified(found)
 
 
 def _show_verified(found: PipelineStatus) -> None:
-    """One line for the tables that were equal, one for each that was not."""
+    """One line for the tables that were equal, and one for each that was not."""
     verified = {table: one.verified for table, one in sorted(found.tables.items()) if one.verified is not None}
     if not verified:
         return
@@ -140,7 +141,7 @@ def _rate(table: TableStatus) -> str | None:
 
 
 def _waiting(table: TableStatus) -> str | None:
-    """What the journal has and the lake table has not: ``1,200 rows, 3.1 s``."""
+    """What the journal has and the lake table lacks: ``1,200 rows, 3.1 s``."""
     if table.lag_rows is None:
         return None
     if not table.lag_rows:
@@ -168,7 +169,10 @@ def dashboard(
     with served(config, build_pipeline(config), http or config.monitor.http or DEFAULT_ADDRESS) as url:
         show_note(f"Dashboard: {url} (Ctrl-C stops it)")
         stopping = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):  # by name: a shell's background process ignores SIGINT otherwise
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+        ):  # set a handler: a shell's background process ignores SIGINT by default
             signal.signal(number, lambda *_: stopping.set())
         stopping.wait()
     return 0
@@ -221,7 +225,7 @@ def _ago(seconds: float | None) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    """With an end, and with a capital unless it begins with a name: ``localhost:5432/shop: …``."""
+    """The text with a full stop, and a capital unless it begins with a name: ``localhost:5432/shop: …``."""
     first = text.partition(" ")[0]
     is_name = any(sign in first.rstrip(":") for sign in ":/._")
     return (text if is_name else f"{text[:1].upper()}{text[1:]}").rstrip(".") + "."

@@ -14,11 +14,11 @@ from lakefeed.app.output import (
     counted,
     is_quiet,
     seconds_text,
+    set_file,
     show_note,
     show_object,
     show_table,
     show_text,
-    speak_of,
 )
 from lakefeed.flow.report.listener import Listener
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FAILURE = 3
 WORK = {"lakefeed-capture": "the source", "lakefeed-copies": "a copy", "lakefeed-lake": "a merge"}
-"""What a thread of ``run`` does, by its name."""
+"""What each thread of ``run`` works on, by its name."""
 
 
 def sync(
@@ -42,10 +42,10 @@ def sync(
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Bring the lake up to date once, then exit: copy new tables, capture what has changed, apply it.
+    """Bring the lake up to date once, then exit: copy new tables, capture changes, apply them.
 
-    Ctrl-C ends it at once; nothing is lost, and the next sync continues. With --tables the changes of the other tables
-    are captured, too, and wait in the journal for the next sync.
+    Ctrl-C ends it at once; nothing is lost, and the next sync continues. With --tables the command captures the changes
+    of other tables, too; they wait in the journal for the next sync.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
@@ -81,7 +81,7 @@ def sync(
 
 
 def run_many(files: list[Path], for_seconds: float | None, *, standby: bool, http: str | None, as_json: bool) -> int:
-    """``run`` of several pipelines: see ``app.many``."""
+    """``run`` for several pipelines: see ``app.many``."""
     from lakefeed.app.many import Pipelines
     from lakefeed.app.progress import CycleObjects, NamedLines
     from lakefeed.app.supervise import Supervised
@@ -116,7 +116,7 @@ def run_many(files: list[Path], for_seconds: float | None, *, standby: bool, htt
 
 
 def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
-    """What ``sync --json`` prints. ``tables`` has every table; one that is stopped also has its error and remedy."""
+    """What ``sync --json`` prints. ``tables`` has every table; a stopped one also has its error and remedy."""
     tables: dict[str, dict[str, Any]] = {
         str(table): {"applied": status.applied, "rows": status.rows}
         for table, status in sorted(pipeline.status().tables.items())
@@ -147,7 +147,7 @@ def run(
     ] = None,
     standby: Annotated[
         bool,
-        typer.Option("--standby", help="While another process runs it, wait, and take over when that one is gone."),
+        typer.Option("--standby", help="Wait while another process runs the pipeline, and take over when it ends."),
     ] = False,
     http: Annotated[
         str | None,
@@ -158,12 +158,12 @@ def run(
     """Sync continuously until SIGINT (Ctrl-C) or SIGTERM, which stop it cleanly.
 
     With --json it prints one object for each cycle with changes. Several files, or a directory, are several
-    pipelines in one process and one Spark session; one that fails does not touch the others.
+    pipelines in one process and one Spark session; if one fails, the others go on.
     """
     if len(files) > 1 or files[0].is_dir():
         return run_many(files, for_seconds, standby=standby, http=http, as_json=as_json)
     file = files[0]
-    speak_of(file)
+    set_file(file)
     from lakefeed.app.build import build_pipeline, verified_meanwhile
     from lakefeed.app.config import load_config
     from lakefeed.app.dashboard import served
@@ -192,7 +192,7 @@ def run(
                 has_begun = True
                 supervised.run(for_seconds)
         except KeyboardInterrupt:
-            if has_begun:  # a second one: it ends everything at once
+            if has_begun:  # a second Ctrl-C ends everything at once
                 raise
             if not is_silent:
                 show_text("Stopped before it began.")
@@ -200,7 +200,7 @@ def run(
     if pipeline.hanging:
         if not as_json:
             left = ", ".join(WORK.get(name, name) for name in pipeline.hanging)
-            show_note(f"Stopped, without waiting for {left}; the next start does it again.")
+            show_note(f"Stopped without waiting for {left}; the next start does it again.")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # an orderly exit would wait for their threads

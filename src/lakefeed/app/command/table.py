@@ -22,8 +22,8 @@ def rebuild(
 ) -> int:
     """Rebuild a lake table as the configuration says, for example in another mode. Reads nothing from the source.
 
-    The rebuilt table starts from the oldest state of the source table that the lake still has and that the journal
-    leads on from; the next sync brings it up to date. Stop the process that runs the pipeline first.
+    The rebuilt table starts from the oldest state of the source table that the lake still has and from which the
+    journal has all changes; the next sync brings it up to date. First stop the process that runs the pipeline.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
@@ -51,7 +51,7 @@ def diff(
     max_deleted_share: Annotated[
         float | None,
         typer.Option(
-            "--max-deleted-share", min=0, max=1, help="Accept that this share of the lake's rows is gone, this time."
+            "--max-deleted-share", min=0, max=1, help="Accept for this run that this share of the lake's rows is gone."
         ),
     ] = None,
     resume: Annotated[
@@ -61,8 +61,8 @@ def diff(
 ) -> int:
     """Find deleted rows of polled tables: compare all keys of the source with the lake, on Spark.
 
-    A running process does this by itself if a rule has full_diff. The running process, or the next sync, applies
-    what is found. Exit code 1: more rows are missing than may be, so nothing was applied.
+    A running process does this by itself if a rule has full_diff. The running process, or the next sync, applies the
+    findings. Exit code 1: more rows are missing than allowed, so the command published none.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
@@ -95,15 +95,15 @@ def diff(
             if result.refused is not None:
                 show_note(f"Error: {result.refused}\nRemedy: {refusal_remedy(result)}")
         if any(result.published for _, result in found):
-            show_text(f"The running process applies them; without one, the next sync: lakefeed sync {file}")
+            show_text(f"The running process applies them; without one, the next sync does: lakefeed sync {file}")
     return FOUND_SOMETHING if any(result.refused for _, result in found) else 0
 
 
 def maintain(file: ConfigFile, as_json: JsonFlag = False) -> int:
     """Pack small files of the lake tables, and remove files that no kept version needs.
 
-    `lakefeed run` does this by itself from time to time; use the command where `lakefeed sync` is called by cron. It
-    may run beside a running process.
+    `lakefeed run` does this by itself from time to time. Use the command if cron calls `lakefeed sync`. It may run
+    beside a running process.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config

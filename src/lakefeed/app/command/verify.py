@@ -1,4 +1,4 @@
-"""verify: does every lake table equal its source table now? repair and resnapshot: make it so."""
+"""verify: does every lake table equal its source table now? repair and resnapshot make them equal."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def verify(
     ] = None,
     live: Annotated[
         bool | None,
-        typer.Option("--live/--quiet-source", help="Beside a running pipeline, on Spark; or with a quiet source."),
+        typer.Option("--live/--quiet-source", help="On Spark beside a running pipeline; or while nobody writes."),
     ] = None,
     max_rate: Annotated[
         float | None, typer.Option("--max-rate", min=1, help="Read at most so many rows of the source in a second.")
     ] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=2, help="Compare about so many rows, chosen on both sides.")
+        int | None, typer.Option("--sample", min=2, help="Compare only about so many rows, the same on both sides.")
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            "--since", metavar="POSITION", help="Compare rows changed after a position, or since the `last` time."
+            "--since", metavar="POSITION", help="Compare rows changed after a position, or since the `last` run."
         ),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds that the journal may take to pass what was read.")
+        float, typer.Option("--wait", min=0, help="Wait so many seconds for the journal to reach the rows read.")
     ] = 120.0,
     repair: Annotated[bool, typer.Option("--repair", help="Repair the rows that differ, then compare again.")] = False,
     as_json: JsonFlag = False,
@@ -56,11 +56,11 @@ def verify(
     """Compare every lake table with its source table, row by row, and print the keys and columns that differ.
 
     While a process runs the pipeline, both sides may be in use: Spark reads the source in consistent parts, compares
-    them with the lake at that position, and reads rows again that change meanwhile. Without a running process, readers
-    that the pipeline does not use compare everything: run lakefeed sync first, and let nothing write to the source. A
-    table that cannot be compared, for example because it is blocked or not copied yet, counts as a difference. The
-    answer also names tables that match a pattern but cannot be followed, and columns that lake.evolution leaves out.
-    Exit code 1: something differs.
+    them with the lake at that position, and reads rows again that change meanwhile. Without a running process, the
+    command compares everything with readers that the pipeline does not use: run lakefeed sync first, and let nothing
+    write to the source. A table that it cannot compare, for example a blocked one, counts as a difference. It also
+    names tables that match a pattern but that Lakefeed cannot capture, and columns that lake.evolution leaves out. Exit
+    code 1: something differs.
     """
     from lakefeed.app.build import build_verification
     from lakefeed.app.config import load_config
@@ -80,7 +80,7 @@ def verify(
         found = _repaired(config, work, found, quiet=as_json)
     rows = {one.table: (one.source_rows, one.lake_rows) if one.compared else (None, None) for _, one in found.tables}
     if as_json:
-        told = {
+        compared = {
             str(one.table): {
                 "mode": mode.describe(),
                 "equal": one.equal,
@@ -95,7 +95,9 @@ def verify(
             for mode, one in found.tables
         }
         left_out = {str(table): why for table, why in found.not_followed.items()}
-        show_object({"equal": found.equal, "tables": told, "problems": list(found.problems), "not_followed": left_out})
+        show_object(
+            {"equal": found.equal, "tables": compared, "problems": list(found.problems), "not_followed": left_out}
+        )
         return 0 if found.equal else FOUND_SOMETHING
     show_table(
         ("table", "source rows", "lake rows", "equal"),
@@ -107,34 +109,34 @@ def verify(
         for choice in one.chosen:
             show_text(f"{one.table}: {choice}; not compared")
         if one.compared and not one.equal and not repair:
-            show_text(f"Remedy: lakefeed repair {file} {one.table} reads the rows that differ again from the source.")
+            show_text(f"Remedy: lakefeed repair {file} {one.table} reads the differing rows again from the source.")
     for problem in found.problems:
         show_text(f"Error: {problem}")
     for table, why in found.not_followed.items():
-        show_text(f"{table} is not followed: {why}")
+        show_text(f"{table} is not captured: {why}")
     different = sum(not one.equal for _, one in found.tables)
     partial = [(one.table, one.partial) for _, one in found.tables if one.partial is not None]
     for table, which in partial:
-        show_text(f"{table}: {which}; the others were not compared")
+        show_text(f"{table}: {which}; nobody compared the others")
     if found.equal and partial:
-        show_text("No difference was found. Not proven: only some rows were compared.")
+        show_text("Found no difference. Not proven: the command compared only some rows.")
     elif found.equal:
         show_text(f"Equal: {counted(len(found.tables), 'table')}.")
     elif different:
         show_text(f"Not equal: {different:,} of {counted(len(found.tables), 'table')}.")
     else:
-        show_text("Not proven: every table that was compared is equal, but see the error above.")
+        show_text("Not proven: every compared table is equal, but see the error above.")
     return 0 if found.equal else FOUND_SOMETHING
 
 
 def _verdict(one: Comparison) -> str:
     if one.equal and one.partial is not None:
-        return "not seen to differ"
+        return "no difference found"
     return "yes" if one.equal else "NO"
 
 
 def _lines(table: TableId) -> Progress:
-    """A line every few seconds."""
+    """A progress that shows a line every few seconds."""
     show_note(f"{table}: comparing")
     due = time.monotonic() + _LINE_SECONDS
 
@@ -142,7 +144,7 @@ def _lines(table: TableId) -> Progress:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + _LINE_SECONDS
-            show_note(f"{table}: {rows:,} rows of the {side} are read")
+            show_note(f"{table}: {rows:,} rows of the {side} read")
 
     return show
 
@@ -156,7 +158,7 @@ def repair(
 
     The process that runs the pipeline does it, beside its stream; without one, this command runs the pipeline
     meanwhile. The rows go through the journal, so history modes keep their history and every reader sees an ordinary
-    change. The rows are compared again at the end. Exit code 1: something still differs.
+    change. At the end the command compares these rows again. Exit code 1: something still differs.
     """
     from lakefeed.app.build import build_verification
     from lakefeed.app.config import load_config
@@ -171,7 +173,7 @@ def repair(
     if record is None:
         there = ", ".join(map(str, sorted(TableStates(work.state).all()))) or "none yet"
         raise ConfigError(f"the pipeline has no lake table {table}", remedy=f"It has {there}.")
-    with _somebody_runs(config, work.is_run):
+    with _pipeline_running(config, work.is_run):
         done = repair_table(
             work.live_table(record),
             (lambda _side, _rows: None) if as_json else _lines(record.table),
@@ -197,14 +199,14 @@ def repair(
         show_text(f"{record.table}: {difference}")
     if answer is not None:
         numbers = ", ".join(map(str, answer.change_sets))
-        show_text(f"Written again: {answer.rows:,} rows; deleted: {answer.deleted:,}; change set {numbers or '–'}.")
+        show_text(f"Wrote {answer.rows:,} rows again, deleted {answer.deleted:,}; change set {numbers or '–'}.")
     if found.equal:
         show_text(f"Equal: nothing to repair in {record.table}.")
     elif done.is_equal:
-        show_text(f"Equal: the repaired rows of {record.table} are the source's.")
+        show_text(f"Equal: the repaired rows of {record.table} equal the source's.")
     else:
         left = "some rows" if done.left is None else counted(done.left, "row")
-        show_text(f"Not equal: {left} of {record.table} left; see above. lakefeed verify {file} {record.table}")
+        show_text(f"Not equal: {left} of {record.table} still differ; see above. lakefeed verify {file} {record.table}")
     return 0 if done.is_equal else FOUND_SOMETHING
 
 
@@ -214,10 +216,10 @@ def resnapshot(
     where: Annotated[
         str | None, typer.Option("--where", metavar="SQL", help="Only rows that match; `t` is the table.")
     ] = None,
-    pause: Annotated[bool, typer.Option("--pause", help="Pause the one under way.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the one that is paused.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the one under way, for good.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show how the newest one stands; change nothing.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Pause the running one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the paused one.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the running one for good.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the newest one; change nothing.")] = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Read a source table, or a part of it, again beside the live stream, through the journal.
@@ -241,7 +243,7 @@ def resnapshot(
     state = storage_at(work.state)
     if not show:
         number = ask(state, source, wishes[0] if wishes else START, where)
-        with _somebody_runs(config, work.is_run or bool(wishes)):
+        with _pipeline_running(config, work.is_run or bool(wishes)):
             until = time.monotonic() + _RESNAPSHOT_SECONDS
             while True:
                 found = load(state, source)
@@ -249,14 +251,14 @@ def resnapshot(
                 if found is not None and is_followed and (wishes or found.is_over or found.state == "paused"):
                     break
                 if not is_followed and time.monotonic() > until:
-                    show_note("No process has taken it up yet; the one that runs the pipeline next does.")
+                    show_note("No process has begun it yet; the next one that runs the pipeline does.")
                     break
                 if found is not None and is_followed and not as_json:
                     show_note(f"{source}: chunk {found.next} of {len(found.chunks)}, {found.rows:,} rows")
                 time.sleep(1.0)
     found = load(state, source)
     if found is None:
-        show_text(f"There was no resnapshot of {source} yet.")
+        show_text(f"Nobody has started a resnapshot of {source} yet.")
         return 0
     if as_json:
         keys = ("state", "generation", "where", "rows", "moved", "error", "remedy")
@@ -265,7 +267,7 @@ def resnapshot(
     else:
         show_text(
             f"{source}: {found.state}, generation {found.generation}, chunk {found.next} of {len(found.chunks)}, "
-            f"{found.rows:,} rows written, {found.moved:,} left to their own changes."
+            f"{found.rows:,} rows written, {found.moved:,} left to newer changes in the log."
         )
         if found.error is not None:
             show_note(f"Error: {found.error}\nRemedy: {found.remedy}")
@@ -273,13 +275,13 @@ def resnapshot(
 
 
 def _repaired(config: Config, work: PipelineVerification, found: Verification, *, quiet: bool) -> Verification:
-    """Repair every table that differs, then compare those again."""
+    """Repair every table that differs, then compare these tables again."""
     from lakefeed.flow.table_state import TableStates
     from lakefeed.verify.repair import repair_table
 
     states = TableStates(work.state).all()
     damaged = [one for _, one in found.tables if one.keys]
-    with _somebody_runs(config, work.is_run):
+    with _pipeline_running(config, work.is_run):
         for one in damaged:
             table = work.live_table(states[one.table])
             repair_table(table, lambda _side, _rows: None, (lambda _line: None) if quiet else show_note, one)
@@ -290,8 +292,9 @@ def _repaired(config: Config, work: PipelineVerification, found: Verification, *
 
 
 @contextmanager
-def _somebody_runs(config: Config, is_run: bool) -> Iterator[None]:
-    """The pipeline is run by another process, or by a thread of this one. Its error is raised at the end."""
+def _pipeline_running(config: Config, is_run: bool) -> Iterator[None]:
+    """While the block lasts, another process (``is_run``) or a thread of this one runs the pipeline. If the block
+    raises a StateError, raises the thread's error instead."""
     from lakefeed.app.build import build_pipeline
 
     if is_run:

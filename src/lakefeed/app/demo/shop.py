@@ -1,4 +1,4 @@
-"""The demo's shop: four tables in SQLite or PostgreSQL, and a process that changes them all day.
+"""The demo's shop: four tables in SQLite or PostgreSQL, and a process that changes them all the time.
 
 ``python -m lakefeed.app.demo.shop DATABASE SECONDS RATE PARENT`` is that process. It prints "ready" once it can be
 stopped, then writes transactions at a bounded rate until SIGTERM, until the time is over or until the process PARENT
@@ -32,7 +32,7 @@ _POSTGRES = {
     "REAL": "FLOAT8",
     "BLOB": "BYTEA",
 }
-"""What PostgreSQL writes otherwise in the schema."""
+"""What differs in PostgreSQL's schema."""
 
 _SCHEMA = """
 CREATE TABLE customers (
@@ -53,7 +53,7 @@ _NOTES = (None, None, "leave at the door", 'call "Jo" first', "gift; wrap it", "
 
 
 class Database:
-    """One connection without implicit transactions: the code says where they begin and end. ``?`` is a value."""
+    """One connection without implicit transactions: the code begins and ends them. ``?`` stands for a value."""
 
     def __init__(self, connection: Any, *, is_postgres: bool) -> None:
         self._connection = connection
@@ -104,7 +104,7 @@ def build_shop(database: Path | str, *, customers: int = 2_000, products: int = 
 
 
 def rehearse(connection: Database, events: int = 60) -> None:
-    """One transaction with every kind of change: a merge of it has done everything that later ones do."""
+    """One transaction with every kind of change, so that its merge does everything that later ones do."""
     shop = Shop(connection, random.Random(2))  # noqa: S311  # not for secrets
     connection.execute("BEGIN")
     for _ in range(events):
@@ -113,7 +113,7 @@ def rehearse(connection: Database, events: int = 60) -> None:
 
 
 def count_rows(database: Path | str) -> dict[str, int]:
-    """Rows of each table, at one moment."""
+    """The number of rows of each table, at one moment."""
     columns = ", ".join(f"(SELECT count(*) FROM {table})" for table in TABLES)  # noqa: S608  # names from above
     with opened(database) as connection:
         row = connection.execute(f"SELECT {columns}").fetchone()
@@ -121,7 +121,7 @@ def count_rows(database: Path | str) -> dict[str, int]:
 
 
 class Shop:
-    """What can happen. Each method is a part of a transaction that the caller begins and commits."""
+    """What happens in the shop. Each method is a part of a transaction that the caller begins and commits."""
 
     def __init__(self, connection: Database, chance: random.Random) -> None:
         self._run = connection.execute
@@ -203,7 +203,7 @@ class Shop:
         )
 
     def _some(self, table: str) -> int | None:
-        """The id of some row: a point look-up, cheap at any size. Gaps are closed by taking the next one."""
+        """The id of a random row, by a point query, which is cheap at any size. In a gap, the next id."""
         highest = self._run(f"SELECT max(id) FROM {table}").fetchone()[0]  # noqa: S608  # names from above
         if highest is None:
             return None
@@ -213,7 +213,7 @@ class Shop:
 
 
 class Writer:
-    """The process, seen from the demo. It is writing when the constructor returns."""
+    """The writing process, for the demo. It writes when the constructor returns."""
 
     def __init__(self, database: Path | str, *, seconds: float, rate: float) -> None:
         arguments = [str(database), str(seconds), str(rate), str(os.getpid())]
@@ -233,14 +233,14 @@ class Writer:
         return self._process.poll() is None
 
     def stop(self) -> int:
-        """End it after the transaction under way; how many it has written."""
+        """End the process after its current transaction. Returns how many it has written."""
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
         output, _ = self._process.communicate(timeout=_STOP_SECONDS)
         return int(output.strip() or 0)
 
     def kill(self) -> None:
-        """Whatever happened: nothing is left running."""
+        """End the process, whatever has happened."""
         if self.alive:
             self._process.kill()
         self._process.wait()
@@ -249,7 +249,7 @@ class Writer:
 
 
 def write(database: Path | str, *, seconds: float, rate: float, parent: int) -> int:
-    """What the process does. Returns the number of transactions."""
+    """The process's main function. Returns the number of transactions."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the demo decides

@@ -1,4 +1,4 @@
-"""The demo from beginning to end, and what it shows meanwhile.
+"""The demo from beginning to end, with its display.
 
 1 build the shop   2 copy it   3 start Spark   4 start the writer, replicate live   5 stop the writer, drain   6 compare
 """
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from lakefeed.journal.commit import Commit
 
 _WRITER_RATE = 100.0
-"""Transactions a second: lively, and easy for a small machine that runs the writer, Spark and this at once."""
+"""Transactions a second: lively, but easy for a small machine that also runs Spark."""
 
 _SHOW_SECONDS, _LINE_SECONDS, _RATE_SECONDS, _STILL_SECONDS = 1.0, 2.0, 10.0, 10.0
 _DRAIN_SECONDS = 120.0
-"""How long the writer may outlive the time that it was started for: the demo stops it."""
+"""The writer may run so much longer than the demo's time. The demo stops it earlier."""
 
 MARKER = ".lakefeed-demo"
 
@@ -64,7 +64,7 @@ sync:
 
 @dataclass(frozen=True, slots=True)
 class DemoDirectory:
-    """Where everything of one demo is. ``dsn`` is the PostgreSQL server's; without one the shop is a SQLite file."""
+    """The files of one demo. ``dsn`` is the PostgreSQL server's; without one the shop is a SQLite file."""
 
     directory: Path
     dsn: str | None = None
@@ -135,9 +135,9 @@ def embedded_server() -> Iterator[str]:
 
 
 class Meter(Listener):
-    """Counts what reaches the lake, over all and in the last seconds: captured changes, once their table has them.
+    """Counts captured changes once their lake table has them: in total, and in the last seconds.
 
-    ``captured`` is called from the pipeline's threads, ``observe`` from the demo's.
+    The pipeline's threads call ``captured``, the demo's call ``observe``.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -151,7 +151,7 @@ class Meter(Listener):
         """From ``begin`` to the first change in the lake."""
 
     def begin(self) -> None:
-        """Changes count from here on: what came before are the copy and the start of Spark."""
+        """Count changes from now on, after the copy and the start of Spark."""
         self._since = time.monotonic()
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
@@ -166,7 +166,7 @@ class Meter(Listener):
                 self._on_the_way.setdefault(table, deque()).append((commit.number, changes))
 
     def observe(self, status: PipelineStatus) -> None:
-        """Count what the tables have by now."""
+        """Count the changes that the tables have by now."""
         if self._since is None:
             return
         now, arrived = time.monotonic(), 0
@@ -188,7 +188,7 @@ class Meter(Listener):
 
     @property
     def per_second(self) -> float:
-        """On average over the last seconds: changes come in one lump for each merge."""
+        """Changes a second, averaged over the last seconds: each merge brings many at once."""
         now = time.monotonic()
         with self._lock:
             while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
@@ -205,7 +205,7 @@ class Moment:
     status: PipelineStatus
     per_second: float
     is_last: bool = False
-    """The writer has stopped, and a sync has ended since: nothing waits, though PostgreSQL's log still grows."""
+    """The writer has stopped, and a sync has ended since: nothing waits, even if PostgreSQL's log still grows."""
 
     @classmethod
     def now(cls, demo: DemoDirectory, pipeline: Pipeline, meter: Meter, *, is_last: bool = False) -> Moment:
@@ -216,7 +216,7 @@ class Moment:
     def row(self, name: str) -> tuple[str, str, str, str, str]:
         """Table, rows in the source, rows in the lake, how old its newest change is, and its state.
 
-        The two sides are asked one after the other, while the writer writes: "up to date" is said only where nothing
+        It reads the two sides one after the other, while the writer writes. So it says "up to date" only if nothing
         waits, neither in the journal nor in the source.
         """
         found, source = self.status.tables.get(self.demo.tables[name]), f"{self.source_rows[name]:,}"
@@ -224,7 +224,7 @@ class Moment:
             return name, source, "-", "-", found.state if found else "waiting"
         behind = self.status.journal_head - found.applied
         is_even = not (self.status.lag.rows or 0) and found.rows == self.source_rows[name]
-        state = f"{counted(behind, 'change set')} behind" if behind > 0 else "up to date" if is_even else "following"
+        state = f"{counted(behind, 'change set')} behind" if behind > 0 else "up to date" if is_even else "live"
         age = "-" if found.age_seconds is None else seconds_text(found.age_seconds)
         return name, source, f"{found.rows or 0:,}", age, found.error or state
 
@@ -251,8 +251,8 @@ class View:
         self._console.print(text, markup=False, highlight=False)
 
     @contextmanager
-    def state(self, text: str) -> Iterator[None]:
-        """While the block lasts, ``text`` is what the demo is doing, and since when: with a spinner, or in lines."""
+    def busy(self, text: str) -> Iterator[None]:
+        """While the block lasts, show ``text`` and the time since then: with a spinner, or in lines."""
         if not self._console.is_terminal:
             self.note(text)
             self._doing, over = text, threading.Event()
@@ -277,7 +277,7 @@ class View:
             self.note(f"  … {seconds_text(time.monotonic() - began)} so far")
 
     def announce(self, text: str) -> None:
-        """What the state under way turns out to be."""
+        """Replace the text of ``busy``."""
         if self._rename is not None:
             self._rename(text)
         elif text != self._doing:
@@ -285,7 +285,7 @@ class View:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """While the block lasts, moments are drawn in place if that is possible."""
+        """While the block lasts, draw moments in place, if the terminal allows it."""
         if not self._console.is_terminal:
             yield
             return
@@ -332,14 +332,14 @@ class Outcome:
 
 
 def run_demo(directory: Path, seconds: float, *, source: str, as_json: bool) -> int:
-    """Run it, show the result, and return the exit code: 0 equal, 1 different."""
+    """Run the demo, show the result, and return the exit code: 0 equal, 1 different."""
     from rich.console import Console
 
     view = View(Console(stderr=as_json, soft_wrap=True))
     with ExitStack() as stack:
         dsn = None
         if source == "postgres":
-            with view.state("Starting a PostgreSQL server …"):
+            with view.busy("Starting a PostgreSQL server …"):
                 dsn = stack.enter_context(embedded_server())
         demo = stack.enter_context(fresh_directory(directory, dsn))
         outcome = replicate(demo, seconds, view)
@@ -370,9 +370,9 @@ def run_demo(directory: Path, seconds: float, *, source: str, as_json: bool) -> 
 
 
 def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
-    """Steps 1 to 6, live for ``seconds``."""
+    """The steps 1 to 6; step 4 takes ``seconds``."""
     started = time.monotonic()
-    if demo.dsn:  # each row is a question and an answer
+    if demo.dsn:  # each row costs a round trip
         build_shop(demo.database, customers=500, products=100, orders=1_000)
     else:
         build_shop(demo.database)
@@ -387,8 +387,10 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
     try:
         interruptible(sync)
         began = time.monotonic()
-        with view.state(START):
-            with opened(demo.database) as connection:  # every kind of change to every table, so that Spark has done it
+        with view.busy(START):
+            with opened(
+                demo.database
+            ) as connection:  # every kind of change to every table, so that Spark has compiled it
                 rehearse(connection)
             interruptible(sync)
         view.note(f"Spark has started, in {seconds_text(time.monotonic() - began)}. A writer now changes the shop.")
@@ -409,7 +411,7 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
                 if running.stopping:
                     raise KeyboardInterrupt
                 if not running.alive:
-                    running.finish()  # it ended by itself: raise why
+                    running.finish()  # it ended by itself: raise its error
                 transactions = writer.stop()
                 running.stop()
                 running.finish()
@@ -456,7 +458,7 @@ def show_outcome(outcome: Outcome) -> None:
 
 
 def _short(path: Path) -> str:
-    """What to type for it: its name if the PATH leads to it, else its path, relative to here where it is below."""
+    """What to type for a program: its name if it is on the PATH, else its path, relative to here if it is below."""
     if shutil.which(path.name) == str(path):
         return path.name
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

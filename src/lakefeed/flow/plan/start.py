@@ -143,8 +143,8 @@ def _planned(
             action, reason = Action.STOP, changed
             remedy = f"Put the configuration back, or copy the table again: {rebuild}"
         if action is Action.FOLLOW:
-            told = (one.told(route.table) for one in lake_table.laid_out_otherwise())
-            reason = "; ".join((reason, *told))
+            differences = (one.with_command(route.table) for one in lake_table.laid_out_otherwise())
+            reason = "; ".join((reason, *differences))
     if choice.inserts_only and not schema.key:
         reason += "; by inserts alone (keyless: inserts), so that updates and deletes are not seen"
     if unfit is not None and action is not Action.LEAVE:
@@ -152,7 +152,7 @@ def _planned(
     return PlannedTable(
         table=route.table, source=route.source, mode=route.mode.describe(), action=action, reason=reason, remedy=remedy,
         rows=size.rows, bytes=size.bytes, key=schema.key, columns=tuple(_columns(schema, taken, rule)),
-        rules=tables.matching(route.source), made_by="" if rule.is_nothing else rule.describe(),
+        rules=tables.matching(route.source), made_by="" if rule.is_empty else rule.describe(),
     )  # fmt: skip
 
 

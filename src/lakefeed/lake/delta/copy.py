@@ -1,9 +1,9 @@
 """The copy of one table into Delta: Spark tasks write the files, one commit per group of chunks adds them.
 
-  1 a group's chunks are read and written in parallel, each to a file of its own name
+  1 tasks read a group's chunks in parallel and write each to a file of its own
   2 one commit adds the files and records how many chunks the table has; the first also replaces what was there
-  3 the last commit records the applied number: from then on, and not before, the table counts as copied
-A restart continues after the last recorded chunk. Files of a group that was not committed belong to nothing.
+  3 the last commit records the applied number: only from then on does the table count as copied
+A restart continues after the last recorded chunk. Files of a group that was not committed are not part of the table.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _HOSTILE = " ,;{}()\n\t="
 _OWNER = "lakefeed.owner"
 
 LOCAL_TIME = "timestampNtz"
-"""The feature of tables that have a timestamp without a zone."""
+"""Delta's feature for timestamps without a zone."""
 
 COLUMN_MAPPING = {"delta.columnMapping.mode": "name"}
-"""Files have names of their own for columns."""
+"""The property under which Delta allows any column name: the files then have other names for the columns."""
 
 
 def load_table(
@@ -61,42 +61,15 @@ def load_table(
     session: Callable[[], SparkSession],
     progress: Callable[[int], None],
 ) -> Loaded:
-    """Copy ``copy`` into the table of ``store``; the session is asked for only if there is much to read.
+    """Copy ``copy`` into the table of ``store``. Calls ``session`` only if the copy needs Spark.
 
     A table that is copied again keeps its id, properties, protocol and comments: they are its owner's, and streaming
-    readers go by them. What only Spark can write (partitions, column mapping, constraints, clustering) has Spark do the
-    commits, one for each number that is recorded; what would be lost has Delta refuse the first of them.
+    readers depend on them. Where only Spark can write the table (partitions, column mapping, constraints, clustering),
+    Spark makes the commits, one for each number that they record. If the table would lose something of its owner's, the
+    copy stops before it reads a row.
     """
-    ids, total = AppIds(store.owner, copy.generation), len(copy.chunks)
-    stored = lake_arrow(mode.schema(copy.schema))
-    with store.writing() as table:
-        begun = table is not None and table.transaction_version(ids.owner) == copy.generation
-        done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
-        whole = f"lakefeed/{store.pipeline}/{store.part.table}" if store.part is not None else store.owner
-        is_foreign = (
-            table is not None
-            and table.transaction_version(ids.owner) is None
-            and table.metadata().configuration.get(_OWNER) != whole
-        )
-    # A table of another format is foreign, whoever made it: each format would clean up the other's files.
-    kind = other_format_at(store.location, "delta") or ("Delta" if is_foreign else None)
-    article = "an" if kind is not None and kind[0] in "AEIOU" else "a"
-    if done is None and kind is not None:
-        raise TableStoppedError(
-            f"table {copy.table}: there is {article} {kind} table at {store.location} that this pipeline did not make",
-            remedy="Choose another lake path, or move that table away if nobody needs it there.",
-            table=str(copy.table),
-        )
-    if done is None:
-        with _explaining(copy.table):
-            _make_for_spark(store, stored, copy, session)
-    with store.writing() as table:
-        if done is None and table is not None and store.part is None and not features_of(table).keeps_life:
-            from pyspark.sql.pandas.types import from_arrow_schema
-
-            # Before a row is read.
-            nothing = session().createDataFrame([], from_arrow_schema(stored, prefer_timestamp_ntz=True))
-            refuse_loss(session(), store.location, table, nothing, copy.table)
+    total, stored = len(copy.chunks), lake_arrow(mode.schema(copy.schema))
+    done = _begun(store, copy, stored, session)
     write = partial(
         attempt_chunk,
         directory=store.location,
@@ -133,16 +106,59 @@ def load_table(
         done = after
         progress(rows)
         hit("lake.during_load")
+    _finish(store, copy, session)
+    return _loaded(store, copy)
+
+
+def _begun(store: DeltaStore, copy: TableCopy, stored: pa.Schema, session: Callable[[], SparkSession]) -> int | None:
+    """The chunks that the table has of this copy; None if the copy has not begun, and the table can take it.
+
+    TableStoppedError if a table is there that this pipeline or this format did not make, or if the copy would lose what
+    the table's owner has set.
+    """
+    ids = AppIds(store.owner, copy.generation)
+    with store.writing() as table:
+        begun = table is not None and table.transaction_version(ids.owner) == copy.generation
+        done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
+        whole = f"lakefeed/{store.pipeline}/{store.part.table}" if store.part is not None else store.owner
+        is_foreign = (
+            table is not None
+            and table.transaction_version(ids.owner) is None
+            and table.metadata().configuration.get(_OWNER) != whole
+        )
+    # A table of another format is foreign, whoever made it: each format removes files that it does not know.
+    kind = other_format_at(store.location, "delta") or ("Delta" if is_foreign else None)
+    article = "an" if kind is not None and kind[0] in "AEIOU" else "a"
+    if done is None and kind is not None:
+        raise TableStoppedError(
+            f"table {copy.table}: there is {article} {kind} table at {store.location} that this pipeline did not make",
+            remedy="Choose another lake path, or move that table away if nobody needs it there.",
+            table=str(copy.table),
+        )
+    if done is None:
+        with _explaining(copy.table):
+            _make_for_spark(store, stored, copy, session)
+    with store.writing() as table:
+        if done is None and table is not None and store.part is None and not features_of(table).keeps_life:
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            nothing = session().createDataFrame([], from_arrow_schema(stored, prefer_timestamp_ntz=True))
+            refuse_loss(session(), store.location, table, nothing, copy.table)
+    return done
+
+
+def _finish(store: DeltaStore, copy: TableCopy, session: Callable[[], SparkSession]) -> None:
+    """Record the applied number where Spark made the commits; then set the source's comment and the properties."""
+    ids = AppIds(store.owner, copy.generation)
     with store.writing() as table:
         is_recorded = table is not None and table.transaction_version(ids.applied) is not None
-    if not is_recorded:  # only where Spark did the commits
+    if not is_recorded:
         metadata = copy.metadata(store.pipeline)
         with _explaining(copy.table):
             for app_id, version in ((ids.schema, copy.schema.version), (ids.applied, copy.base)):
                 _record_by_spark(store, session(), app_id, version, metadata)
     with store.writing() as table:
         if table is not None and copy.comments.table and table.metadata().description != copy.comments.table:
-            # The source's words have changed since the table was made.
             if features_of(table).keeps_life:
                 table.alter.set_table_description(copy.comments.table)
             else:
@@ -158,7 +174,6 @@ def load_table(
         }
     if lacks:
         store.set_properties(session, lacks)
-    return _loaded(store, copy)
 
 
 def needs_mapping(names: Iterable[str]) -> bool:
@@ -167,17 +182,17 @@ def needs_mapping(names: Iterable[str]) -> bool:
 
 
 def listed_properties(properties: Mapping[str, str]) -> str:
-    """As the list of TBLPROPERTIES."""
+    """The list after TBLPROPERTIES."""
     return ", ".join(
         f"{text_literal_quoted(name)} = {text_literal_quoted(value)}" for name, value in properties.items()
     )
 
 
 def _make_for_spark(store: DeltaStore, stored: pa.Schema, copy: TableCopy, session: Callable[[], SparkSession]) -> None:
-    """Make a table without rows whose files only Spark can write, or make the one that is there such a table.
+    """If the table needs partitions or column mapping, let Spark create it without rows; an existing one gets column
+    mapping, and a part's columns.
 
-    Partitions, and column names that Delta refuses without column mapping. A commit of its own, which a
-    restart finds done: the property says whose table it is before the first transaction does.
+    A commit of its own. A restart finds it done: a property names the owner before the first transaction does.
     """
     layout = store.options.layout
     names = [one.name for one in layout.partitions]
@@ -211,7 +226,7 @@ def _make_for_spark(store: DeltaStore, stored: pa.Schema, copy: TableCopy, sessi
 
 
 def _add_columns(session: SparkSession, location: str, stored: pa.Schema) -> None:
-    """Columns of a part that the table does not have yet. A commit of its own, harmless to repeat."""
+    """Add the columns of a part that the table lacks. A commit of its own, harmless to repeat."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     place, columns = spark_path(location), from_arrow_schema(stored, prefer_timestamp_ntz=True)
@@ -226,7 +241,7 @@ def _add_columns(session: SparkSession, location: str, stored: pa.Schema) -> Non
 
 
 def part_condition(part: Part) -> str:
-    """The Spark SQL that holds for the rows of a part of the table."""
+    """The Spark SQL condition for the rows of a part."""
     return f"{quoted(part.column)} = {text_literal(part.value)}"
 
 
@@ -239,9 +254,9 @@ def _commit_group(
     metadata: dict[str, Any],
     session: Callable[[], SparkSession],
 ) -> None:
-    """Add a group's files in one commit, which brings the table from so many chunks to so many.
+    """Add a group's files in one commit. ``chunks``: how many the table has before and after.
 
-    The first one (None) replaces what was in the table, in the same step, and the whole table only where it must.
+    The first commit (None before) also replaces what was in the table.
     """
     from deltalake.exceptions import CommitFailedError as Refused
     from deltalake.transaction import AddAction, CommitProperties, Transaction, create_table_with_add_actions
@@ -256,8 +271,8 @@ def _commit_group(
     properties = CommitProperties(
         custom_metadata={"userMetadata": json.dumps(metadata)},
         app_transactions=[Transaction(app, version) for app, version in transactions.items()],
-        # Tried again by the library, the first commit would remove the files of the version that it began with, and
-        # leave what a compaction has made of them meanwhile.
+        # If deltalake retried the first commit, it would remove the files of the version that it began with, and leave
+        # those that a compaction has made of them meanwhile.
         max_commit_retries=0,
     )
     schema = with_comments(stored, None, copy.comments)
@@ -265,16 +280,14 @@ def _commit_group(
     for left in reversed(range(_CONFLICT_TRIES)):
         with store.writing() as table:
             if before is not None and (table is None or table.transaction_version(ids.copy) != before):
-                raise CommitFailedError(
-                    f"another process copies the same rows to {store.location}, or has removed them"
-                )
+                raise CommitFailedError(f"another process copies this table to {store.location}, or has removed it")
             keeps = table is not None and features_of(table).keeps_life
-            keeps = keeps and not (before is None and store.options.layout.partitions)  # which only Spark can give it
+            keeps = keeps and not (before is None and store.options.layout.partitions)  # only Spark can set these
             if table is not None and not keeps:
                 with _explaining(copy.table):
                     _write_by_spark(store, session(), copy, stored, files, chunks, metadata, table)
                 system, root = filesystem(store.location)
-                for one in files:  # Spark has written their rows again; they are part of nothing
+                for one in files:  # Spark has written their rows to files of its own
                     system.delete_file(f"{root}/{one.name}")
                 return
             if keeps and table is not None and before is None:
@@ -294,7 +307,7 @@ def _commit_group(
                         storage_options=dict(store.options.storage) or None, commit_properties=properties,
                     )  # fmt: skip
                 return
-            except Refused:  # somebody has committed meanwhile
+            except Refused:  # somebody else has committed meanwhile
                 if not left:
                     raise
 
@@ -309,9 +322,9 @@ def _write_by_spark(
     metadata: dict[str, Any],
     table: DeltaTable,
 ) -> None:
-    """As ``_commit_group``, of a table whose files only Spark can write: the rows of ``files`` are written once more.
+    """As ``_commit_group``, for a table whose files only Spark can write: Spark writes the rows of ``files`` again.
 
-    The table is of the new generation before its old rows go, so that nobody takes the new ones for those of the old.
+    The table records the new generation before its old rows go, so that nobody takes new rows for old ones.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -333,7 +346,7 @@ def _write_by_spark(
     if before is not None:
         writer = rows.write.format("delta").mode("append")
     elif store.part is not None:
-        # Of the old rows its own alone.
+        # Replaces the old rows of this part alone.
         names = there.names
         lacking = {name: F.lit(None).cast(there[name].dataType) for name in names if name not in rows.columns}
         rows = rows.withColumns(lacking).select(*map(quoted, names))
@@ -357,7 +370,7 @@ def _explaining(table: TableId) -> Iterator[None]:
 def _record_by_spark(
     store: DeltaStore, session: SparkSession, app_id: str, version: int, metadata: Mapping[str, Any]
 ) -> None:
-    """A commit that changes no rows and records one number, if the table does not have that."""
+    """Record one number in a commit that changes no rows. If the table has recorded it, Delta skips the commit."""
     nothing = session.read.format("delta").load(spark_path(store.location)).limit(0)
     writer = nothing.write.format("delta").mode("append").options(**_recording(app_id, version, metadata))
     writer.save(spark_path(store.location))
@@ -368,7 +381,7 @@ def _recording(app_id: str, version: int, metadata: Mapping[str, Any]) -> dict[s
 
 
 def with_comments(stored: pa.Schema, table: DeltaTable | None, given: Comments | None = None) -> Schema:
-    """The columns of a new copy, with the comments of the source's, else those that columns of their names have."""
+    """The columns ``stored`` with comments: ``given``, the source's; else those of the table's columns by that name."""
     from deltalake import Schema
 
     comments = {
@@ -385,7 +398,7 @@ def with_comments(stored: pa.Schema, table: DeltaTable | None, given: Comments |
 
 
 def _loaded(store: DeltaStore, copy: TableCopy) -> Loaded:
-    """The sum of what the commits of this generation's copy record."""
+    """The sum of what the commits of this copy record."""
     generation = copy.generation
     with store.writing() as table:
         history = table.history() if table is not None else []
@@ -393,7 +406,7 @@ def _loaded(store: DeltaStore, copy: TableCopy) -> Loaded:
     for commit in history:
         metadata = json.loads(commit.get("userMetadata") or "{}")
         if not isinstance(metadata, dict) or metadata.get("table") != str(copy.table):
-            continue  # of another part of a union, whose generation may be the same
+            continue  # another part of the union, maybe under the same generation number
         if metadata.get("generation") == generation and "copy" in metadata:
             rows += metadata["copy"]["rows"]
             text = metadata["copy"]["high"]
@@ -403,9 +416,9 @@ def _loaded(store: DeltaStore, copy: TableCopy) -> Loaded:
 
 @dataclass(frozen=True, slots=True)
 class FileChunk:
-    """A Parquet file of a lake table as a chunk: how one lake table's rows become another's. Picklable.
+    """A Parquet file of a lake table as a chunk, to copy one lake table into another. Picklable.
 
-    The current rows of the file, with the columns of ``schema``. Is its own reader; ``high`` is the same for all.
+    It gives the file's current rows under the columns of ``schema``. ``high`` is the same for all chunks of a copy.
     """
 
     schema: TableSchema
@@ -422,7 +435,7 @@ class FileChunk:
         yield self
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """A column that was added after the file was written reads as NULL, as the table itself reads it."""
+        """A column that is newer than the file reads as NULL, as in the table itself."""
         files, place = filesystem(self.path)
         wanted = self.schema.arrow
         with pq.ParquetFile(place, filesystem=files) as file:

@@ -17,15 +17,14 @@ _ABSENT = ("delta.enableChangeDataFeed", _MASKS, "delta.enableRowTracking", "del
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """``takes_files``: the table has nothing that a writer would have to keep up besides files and their statistics.
+    """``takes_files``: our own commits can add and remove files; the table asks nothing else of a writer.
 
-    ``has_masked_rows``: files may have rows that are deleted. Once deletion vectors were on, older files keep theirs
-    when they are set off. ``masks_rows``: merges mark deleted rows, instead of rewriting their files.
-    ``takes_marks``: they may, and besides it is as with ``takes_files``.
-    ``tracks_rows``: readers follow single rows (change data feed, row tracking), so that rows that did not change must
-    stay where they are. ``keeps_life``: a new copy can leave protocol, properties, id and comments as they are, by
-    adding files; where it cannot, Spark writes it.
-    ``has_mapped_columns``: by Delta's own column mapping, files have other column names than the table.
+    ``takes_marks``: the same for a table with deletion vectors: our own commits can also mark rows.
+    ``has_masked_rows``: files may have rows that are marked as deleted, also after deletion vectors were switched off.
+    ``masks_rows``: Delta's merges mark rows instead of rewriting files.
+    ``tracks_rows``: readers follow single rows (change data feed, row tracking), so unchanged rows must stay in their
+    files. ``keeps_life``: a new copy can keep protocol, properties, id and comments; else Spark writes it.
+    ``has_mapped_columns``: with Delta's column mapping, files have other column names than the table.
     ``is_clustered``: the table has, or had, clustering columns.
     """
 
@@ -40,7 +39,7 @@ class Features:
 
 
 def features_of(table: DeltaTable) -> Features:
-    """By the table's protocol and properties. Their values are written in any case: ``true``, ``TRUE``."""
+    """The features by the table's protocol and properties. A property's value may be ``true`` or ``TRUE``."""
     protocol, metadata = table.protocol(), table.metadata()
     settings = {name: value.lower() for name, value in metadata.configuration.items()}
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}

@@ -1,6 +1,6 @@
 """Delta Lake tables: what a user writes (``Delta``) and the table format it binds to (``DeltaFormat``).
 
-Neither pyspark nor deltalake is imported before it is used, so that a status or an idle sync costs nothing.
+This module imports pyspark and deltalake only when it uses them, so a status or an idle sync does not load them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 class Delta:
     """``Delta(spark, "lake/shop")``: tables at ``<path>/<schema>/<table>``.
 
-    ``spark`` is a session, or a function that gives one and is called when Spark is first needed. ``mode`` is that of
-    all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
-    changes. ``out_of_range`` (stop, null, clamp or text) is what becomes of values that the lake's types cannot hold;
-    None: what the source does by itself. With ``deletion_vectors`` windows mark rows as deleted instead of rewriting
-    their files: all tables' (True) or those that match one of some patterns of ``schema.table`` or ``table``; off by
-    default, because some readers cannot read them (docs/modes.md). ``storage_options`` are the object
-    store's: docs/object-stores.md. ``naming`` is how columns are called, ``salt`` what masks hash with.
+    ``spark`` is a session, or a function that makes one; Lakefeed calls it when it first needs Spark. ``mode`` holds
+    for all tables; ``rules`` give some tables another or a second one. ``evolution`` says what tables do when the
+    source's schema changes. ``out_of_range`` (stop, null, clamp or text) says what Lakefeed does with values that the
+    lake's types cannot hold; None: the source's own default. ``deletion_vectors`` makes windows mark rows as deleted
+    instead of rewriting files: for all tables (True), or for those that match a pattern of ``schema.table`` or
+    ``table``. It is off by default, because some readers cannot read such tables (docs/modes.md). ``storage_options``
+    are for the object store: docs/object-stores.md. ``naming`` says how columns are named, ``salt`` goes into the
+    hashes of masks.
     """
 
     def __init__(
@@ -75,20 +76,20 @@ class Delta:
         return self._root
 
     def history(self, table: TableId, stored: TableId | None = None) -> DeltaHistory:
-        """The versions of one of its tables, maybe a part of ``stored``. No Spark until one is read."""
+        """The versions of one of its tables, maybe a part of ``stored``. Needs Spark only to read one."""
         return DeltaHistory(table_path(self._root, stored or table), table, self._options.storage)
 
     def rows(self, table: TableId) -> StoredRows | None:
-        """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
+        """The rows of one of its tables, read without Spark; None if there is no such table."""
         path = table_path(self._root, table)
         return DeltaRows(path, self._options.storage) if FORMATS["delta"].is_at(path) else None
 
     def rule(self, route: Route) -> RowRule:
-        """What the rows of one of its tables are made by."""
+        """The rule that makes the rows of one of its tables."""
         return replace(self._routes.rows(route), parts=self._routes.layout(route).functions)
 
     def bind(self, pipeline: str) -> DeltaFormat:
-        """SparkSetupError for a session of the user's that cannot work: now, and not at the first merge."""
+        """Checks the user's session now, and not at the first merge: SparkSetupError if Lakefeed cannot use it."""
         spark = self._spark
         if not callable(spark):
             checked_session(spark)
@@ -101,7 +102,7 @@ class Delta:
 
 
 class DeltaFormat(RoutedFormat):
-    """The lake of one pipeline: see ``lake.base.TableFormat``."""
+    """The lake of one pipeline. Contract: ``lake.base.TableFormat``."""
 
     def __init__(self, pipeline: str, sessions: Sessions, root: str, routes: Routes, options: DeltaOptions) -> None:
         self._pipeline = pipeline
@@ -112,10 +113,10 @@ class DeltaFormat(RoutedFormat):
         self._lake = storage_at(root, options.storage)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
-        self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
+        self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # by stored table: its parts commit one at a time
 
     def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
-        """With the patterns of ``deletion_vectors`` that match no lake table."""
+        """Also names the patterns of ``deletion_vectors`` that match no lake table."""
         there = tuple(schemas)
         tables = {route.stored for schema in there for route in self.routes(schema.table)}
         vectors = [

@@ -1,7 +1,7 @@
-"""The versions of a Delta table, by its log: see ``history``.
+"""The versions of a Delta table, by its log: see ``lake.history``.
 
-The applied number is a transaction of the commit itself (see ``store``), so it is there exactly when the rows are.
-The note is the commit's ``userMetadata``.
+The applied number is a transaction of the commit (see ``store``), so it is there exactly when the rows are. The note is
+the commit's ``userMetadata``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FEW_FILES = 32
-"""Up to which Spark lists them without a job of its own."""
+"""Spark lists up to so many files without a job."""
 _COMMIT = re.compile(r"(\d{20})\.json")
 
 
 class AppIds(NamedTuple):
-    """What the commits of one life of a table record under: see ``store``. ``owner`` is the same for all of them."""
+    """The transaction ids of one generation: see ``store``. All generations of a table have the same ``owner``."""
 
     owner: str
     generation: int
@@ -53,7 +53,7 @@ class AppIds(NamedTuple):
 class DeltaHistory:
     """See ``history.TableHistory``. ``storage`` are deltalake's options."""
 
-    keeps_more = "a longer delta.logRetentionDuration keeps more from now on."
+    keeps_more = "a longer delta.logRetentionDuration keeps more from now on."  # ends a sentence of ``history``
 
     def __init__(self, path: str, table: TableId, storage: Mapping[str, str] | None = None) -> None:
         self._path = path
@@ -81,7 +81,7 @@ class DeltaHistory:
             raise self._cleaned_up(version, f"{missing} of {len(files)} files")
 
     def read(self, spark: SparkSession, version: int) -> DataFrame:
-        """Few plain files are read as such: Delta's own reader first reads the log, in Spark jobs of its own."""
+        """Reads few plain files as Parquet: Delta's own reader first reads the log, in Spark jobs."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         for name, value in spark_options(self._path).items():
@@ -98,9 +98,9 @@ class DeltaHistory:
 
     def _cleaned_up(self, version: int, what: str) -> LakeError:
         return LakeError(
-            f"table {self._table} was at that position in version {version}, but {what} of it have been cleaned up",
-            remedy="Keep more: VACUUM with a longer retention, and delta.logRetentionDuration; or ask for a later "
-            "position.",
+            f"table {self._table} was at that position in version {version}, but {what} of that version are gone",
+            remedy="Ask for a later position. To keep more from now on, VACUUM with a longer retention, and set a "
+            "longer delta.logRetentionDuration.",
         )
 
 
@@ -122,7 +122,7 @@ def read_log(path: str, table: TableId) -> list[LogCommit]:
 
 @lru_cache(maxsize=50_000)
 def _commit(path: str, file: str, version: int, table: TableId, state: tuple[int, int]) -> LogCommit:  # noqa: ARG001
-    """One entry of the log. Read once in a process: one with the same time and size (``state``) is the same."""
+    """One entry of the log. A process reads it once, as long as its time and size (``state``) stay the same."""
     system, _ = filesystem(path)
     with system.open_input_stream(file) as stream:
         actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
@@ -136,9 +136,10 @@ def _commit(path: str, file: str, version: int, table: TableId, state: tuple[int
 
 
 def newest_restore(path: str, newest: int) -> tuple[int, int | None] | None:
-    """The newest RESTORE behind the newest commit of Lakefeed's, and the version whose rows it brought back.
+    """The newest RESTORE after Lakefeed's newest commit, and the version whose rows it brought back; None if there is
+    none.
 
-    From version ``newest`` backwards, as far as the log has entries: mostly one is read. None if there is none.
+    Reads from version ``newest`` backwards, as far as the log has entries: mostly one.
     """
     system, place = filesystem(path)
     for version in range(newest, -1, -1):
@@ -170,7 +171,7 @@ def exact_versions(path: str, table: TableId, generation: int) -> tuple[TableVer
 
 
 class DeltaRows:
-    """See ``reader.StoredRows``. By deltalake's query engine, which also knows deletion vectors."""
+    """Contract: ``reader.StoredRows``. Reads with deltalake's query engine, which applies deletion vectors."""
 
     def __init__(self, path: str, storage: Mapping[str, str] | None = None) -> None:
         from deltalake import DeltaTable

@@ -1,8 +1,8 @@
-"""Entries of a Delta table's log that are made here: how one is put, and the actions that it has.
+"""Writes entries of a Delta table's log without Spark: how one is put, and its actions.
 
-An entry appears whole, under the number that it was made for, or not at all: of several writers that make one number,
-exactly one comes through. On a disk it is written under another name and linked to its own; in an object store it is
-put with ``If-None-Match: *`` (docs/object-stores.md). Spark's own commits do neither there, so that they are not used.
+An entry appears whole under its version, or not at all. If several writers make one version, exactly one succeeds. On a
+disk this module writes the entry under another name and links it to its own; in an object store it puts it with
+``If-None-Match: *`` (docs/object-stores.md). There Spark's own commits would be ordinary puts: see ``remote``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Action = dict[str, Any]
 
 _OF_REMOVED = ("path", "partitionValues", "size", "tags", "deletionVector")
 _IMPLIED = {1: (), 2: ("appendOnly", "invariants")}
-"""What older protocols ask of writers, by the names of features; newer ones than these name them."""
+"""The features that older protocol versions ask of writers. Later versions imply more; version 7 lists them by name."""
 
 
 def put_commit(
@@ -37,7 +37,7 @@ def put_commit(
     note: str,
     operation: str = "MERGE",
 ) -> None:
-    """Make ``version`` of the table; ConcurrentModification if somebody has made it."""
+    """Commit ``version`` of the table; ConcurrentModification if somebody else has."""
     now = int(time.time() * 1000)
     information = {
         "timestamp": now,
@@ -46,7 +46,7 @@ def put_commit(
         "isBlindAppend": False,
         "engineInfo": "lakefeed",
         "userMetadata": note,
-        "txnId": str(uuid.uuid4()),  # no two entries are alike: a store tells a writer's own from another's by that
+        "txnId": str(uuid.uuid4()),  # makes each entry unique: by it a store tells a writer's own from another's
     }
     recorded = [{"txn": {"appId": app, "version": number, "lastUpdated": now}} for app, number in transactions.items()]
     lines = [{"commitInfo": information}, *recorded, *actions]
@@ -57,7 +57,7 @@ def put_commit(
         else:
             _link(Path(location, "_delta_log", f"{version:020d}.json"), data)
     except FileExistsError as error:
-        raise ConcurrentModification(f"version {version} of {location} is another commit's") from error
+        raise ConcurrentModification(f"somebody else has committed version {version} of {location}") from error
 
 
 def _link(entry: Path, data: bytes) -> None:
@@ -73,14 +73,14 @@ def _link(entry: Path, data: bytes) -> None:
 
 
 def removed(entry: Mapping[str, Any], *, changes_rows: bool = True) -> Action:
-    """The action that takes a file out of the table, as the log describes it."""
+    """The action that removes the file of an entry from the table."""
     found: Action = {name: entry[name] for name in _OF_REMOVED if name in entry}
     found |= {"deletionTimestamp": int(time.time() * 1000), "dataChange": changes_rows, "extendedFileMetadata": True}
     return {"remove": found}
 
 
 def described(table: DeltaTable, schema: str | None = None, properties: Mapping[str, str] | None = None) -> Action:
-    """The table's metadata again, with another schema or more properties."""
+    """The action with the table's metadata, under another schema or with more properties."""
     metadata = table.metadata()
     return {
         "metaData": {
@@ -97,7 +97,7 @@ def described(table: DeltaTable, schema: str | None = None, properties: Mapping[
 
 
 def allowing(table: DeltaTable, features: Iterable[str]) -> list[Action]:
-    """The protocol that has these features, too, which readers must know; nothing if the table has them."""
+    """The action that adds reader features to the table's protocol; nothing if the table has them."""
     protocol = table.protocol()
     readers, writers = set(protocol.reader_features or ()), set(protocol.writer_features or ())
     wanted = set(features)
@@ -106,8 +106,8 @@ def allowing(table: DeltaTable, features: Iterable[str]) -> list[Action]:
     if protocol.min_writer_version < 7:
         if protocol.min_writer_version not in _IMPLIED or protocol.min_reader_version > 1:
             raise LakeError(
-                f"the table's protocol ({protocol.min_reader_version}, {protocol.min_writer_version}) asks for "
-                f"features that it does not name, so that {', '.join(sorted(wanted))} cannot be added here"
+                f"the table's protocol ({protocol.min_reader_version}, {protocol.min_writer_version}) implies features "
+                f"without naming them, so Lakefeed cannot add {', '.join(sorted(wanted))}"
             )
         writers |= set(_IMPLIED[protocol.min_writer_version])
     return [

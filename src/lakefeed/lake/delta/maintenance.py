@@ -1,9 +1,7 @@
 """Maintenance of one Delta table: pack small files, fold deletion vectors, remove what no kept version needs.
 
-Commits leave behind files that no version needs, and one entry of the log each.
-
-Delta keeps the entries for a month. Hadoop writes a checksum file beside each file on a local disk (``.NAME.crc``), of
-which deltalake knows nothing.
+Each commit adds an entry to the log, which Delta keeps for a month, and leaves files that newer versions do not need.
+On a local disk Hadoop writes a checksum file beside each file (``.NAME.crc``), which deltalake does not remove.
 """
 
 from __future__ import annotations
@@ -32,33 +30,33 @@ if TYPE_CHECKING:
     from lakefeed.lake.delta.store import DeltaStore
 
 WRITTEN = "lakefeed-"
-"""How the names of directories begin that Spark writes into, one for each commit."""
+"""The prefix of the directories that Spark writes into, one for each commit."""
 
 _ENTRY = re.compile(r"(\d{20})\.")
 _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
-"""One that is whole in one file. Other kinds are kept or removed, but nothing is removed because of them."""
+"""A checkpoint in one file. Other kinds do not count as checkpoints when older entries are removed."""
 
 _REMEMBERED, _REMEMBERED_HOURS = "delta.deletedFileRetentionDuration", 168
-"""How long a table's checkpoints say which files were removed, and Delta's own default for it."""
+"""The property that says how long checkpoints name removed files, and Delta's default."""
 
 _LOGGED = "delta.logRetentionDuration"
 _UNIT_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _PART = re.compile(r"([0-9.]+)\s+(week|day|hour|minute|second)s?\b")
 
 WRITE_HOURS = 24
-"""How long a file that no commit names may still be waiting for its commit."""
+"""A file that no commit names may still get its commit within so many hours."""
 
 _LOG_VERSIONS = 10
-"""Entries of the log that are kept for each version: they are small, and only listed."""
+"""Keep so many entries of the log for each version to keep: they are small, and only listed."""
 _LISTING_TASKS = "32"
 _STRAY_SECONDS = 3600.0
-"""From when on a checksum file without its own file is not about to get it."""
+"""A checksum file older than this whose file does not exist is a stray."""
 
 
 def maintain_table(
     store: DeltaStore, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
 ) -> MaintenanceResult:
-    """See ``LakeTable.maintain``. The session is asked for only if it is needed."""
+    """See ``LakeTable.maintain``. Calls ``session`` only if it needs Spark."""
     table = store.opened()
     if table is None:
         return MaintenanceResult()
@@ -71,9 +69,9 @@ def maintain_table(
                 vector, rows = entry.get("deletionVector"), row_count(entry)
                 marked += [MarkedFile(entry["size"], vector["cardinality"] / rows)] if vector and rows else []
         share = folded_from(marked, options)
-        packs = needs_packing(before, sum(sizes), options)  # by the lake's file size, as for every table
+        packs = needs_packing(before, sum(sizes), options)  # by the configured size, not by the rule's file_bytes
         if share is not None or packs:
-            # Delta sorts neither by a partition column nor a table whose owner has clustered it, which sorts it, too.
+            # Delta does not sort by a partition column, nor a clustered table: its clustering orders the rows.
             there = {field.name for field in table.schema().fields} - set(table.metadata().partition_columns)
             layout = store.options.layout
             by = layout.cluster_by or (key if options.cluster else ())
@@ -82,7 +80,7 @@ def maintain_table(
             store.pack(session(), sized, [name for name in by if name in there], share)
             packed = store.opened()
             after = len(packed.get_add_actions(flatten=True).column("path")) if packed is not None else after
-    finally:  # a table that cannot be packed must not grow without end, too
+    finally:  # clean up even if packing fails, so that the table does not grow without end
         removed = clean(store, session, options)
     return MaintenanceResult(files_before=before, files_after=after, removed=removed)
 
@@ -90,11 +88,11 @@ def maintain_table(
 def pack(
     session: SparkSession, location: str, options: MaintenanceOptions, key: Sequence[str], share: float | None = None
 ) -> None:
-    """Small files into large ones, sorted by ``key`` if there is one; files with more than ``share`` marked rows, too.
+    """Pack small files into large ones, sorted by ``key`` if there is one; also files with more than ``share`` marked
+    rows.
 
-    Delta writes no single file again: one with many marks goes together with small ones, which every window adds.
-
-    In commits of at most eight large files, so that a sync that comes between costs that many.
+    Delta rewrites no single file alone: it packs a file with many marks together with small ones, which every window
+    adds. Each commit makes at most eight large files, so a conflict with a sync costs no more than these.
     """
     session.conf.set("spark.databricks.delta.optimize.batchSize", str(options.file_bytes * 8))
     session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(options.file_bytes))
@@ -106,43 +104,43 @@ def pack(
 
 
 def clean(store: DeltaStore, session: Callable[[], SparkSession], options: MaintenanceOptions) -> int:
-    """Remove files and entries of the log that no kept version needs. Returns how many files, as far as it is known."""
+    """Remove files and log entries that no kept version needs. Returns how many, without those that Spark removes."""
     table = store.opened()
     if options.keep_hours is None or table is None:
         return 0
     settings = table.metadata().configuration
-    # What the table's owner wants to keep longer is kept longer.
+    # The table's owner may want to keep files longer.
     keep_hours = max(options.keep_hours, interval_hours(settings.get(_REMEMBERED, "")))
     removed = vacuum(table, keep_hours)
     if sees_strays(table, keep_hours) and not features_of(table).takes_files:
-        # By Spark, which knows deletion vectors. It does not say how many files went.
+        # By Spark, which knows deletion vectors. It does not report how many files it removed.
         child = session()
         child.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        child.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")  # no commits where nothing is done
-        # Tasks that list files: Spark's default is ten thousand, which is a minute's work for no files at all.
+        child.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")  # else VACUUM commits, too
+        # Few tasks list the files: Spark's default of ten thousand takes a minute even without files.
         child.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", _LISTING_TASKS)
         hours = max(WRITE_HOURS, round(keep_hours))
         child.sql(f"VACUUM delta.{quoted(spark_path(store.location))} RETAIN {hours} HOURS")
     features = features_of(table)
-    if features.takes_files or features.takes_marks:  # a feature that is not known here may ask for checkpoints to stay
+    if features.takes_files or features.takes_marks:  # an unknown feature may need the older checkpoints
         kept = options.keep_versions * _LOG_VERSIONS
         removed += remove_old_entries(store.location, table.version(), kept, interval_hours(settings.get(_LOGGED, "")))
     return removed + remove_stray_checksums(store.location)
 
 
 def sees_strays(table: DeltaTable, keep_hours: float) -> bool:
-    """Is a file that the log does not name known not to be one that was removed less than ``keep_hours`` ago?
+    """Is every file that the log does not name a stray, and none removed less than ``keep_hours`` ago?
 
-    Not if checkpoints forget removed files earlier. A table that says itself how long they are to be known is believed.
+    Yes if Delta's default keeps removed files in checkpoints for so long. A table that sets a time itself is believed.
     """
     return keep_hours <= _REMEMBERED_HOURS or _REMEMBERED in table.metadata().configuration
 
 
 def vacuum(table: DeltaTable, keep_hours: float) -> int:
-    """Remove the files that no version younger than so many hours uses. Returns how many.
+    """Remove the files that no version younger than ``keep_hours`` uses. Returns how many.
 
-    Those too that the log does not name (any more): of writes that were not committed, and of versions that it has
-    forgotten. Only for tables without deletion vectors: deltalake does not know that they are in use.
+    Also removes files that the log does not name (any more): those of uncommitted writes and of forgotten versions. It
+    does that only for tables without deletion vectors, whose files deltalake does not know to be in use.
     """
     strays = features_of(table).takes_files and sees_strays(table, keep_hours)
     hours = max(1, round(keep_hours))
@@ -156,18 +154,16 @@ def vacuum(table: DeltaTable, keep_hours: float) -> int:
 
 
 def interval_hours(text: str) -> float:
-    """Delta's ``interval 30 days`` in hours, or ``interval 1 week 2 days``; 0 for a text that says nothing."""
+    """The hours of Delta's ``interval 30 days`` or ``interval 1 week 2 days``; 0 for any other text."""
     parts = _PART.findall(text.lower())
     return sum(float(number) * _UNIT_HOURS[unit] for number, unit in parts)
 
 
 def remove_old_entries(root: str, newest: int, keep: int, keep_hours: float = 0) -> int:
-    """Remove what only versions need that are more than ``keep`` commits older than ``newest``. Returns how many files.
+    """Remove log entries that only versions more than ``keep`` commits before ``newest`` need. Returns how many files.
 
-    None of them is younger than ``keep_hours``.
-
-    Everything before a checkpoint can go, because it has the state of all that was before it. The oldest go first: what
-    is left after a crash has no hole.
+    Keeps entries younger than ``keep_hours``. Everything before a checkpoint can go: the checkpoint has the state. The
+    oldest entries go first, so that a crash leaves no gap.
     """
     files, directory = filesystem(f"{root}/_delta_log")
     listed = files.get_file_info(fs.FileSelector(directory, recursive=False))
@@ -187,13 +183,13 @@ def remove_old_entries(root: str, newest: int, keep: int, keep_hours: float = 0)
 
 
 def remove_stray_checksums(root: str) -> int:
-    """Remove the checksum files whose own file is gone, in the table's directory and its log. Returns how many.
+    """Remove checksum files whose file is gone, in the table's directories and its log. Returns how many.
 
-    A directory of a write that was not finished goes with the last of its files. Nothing else is touched: other
-    directories that begin with an underscore or a dot are not the table's.
+    Also removes old directories of writes that have no other files left. Directories that begin with an underscore or a
+    dot are not the table's, and stay.
     """
     if "://" in root:
-        return 0  # only Hadoop's local file system writes them
+        return 0  # only Hadoop's local file system writes checksum files
 
     def is_checksum(path: Path) -> bool:
         return path.name.startswith(".") and path.name.endswith(".crc")
@@ -212,6 +208,6 @@ def remove_stray_checksums(root: str) -> int:
             if not file.exists() and side.stat().st_mtime <= latest:
                 side.unlink()
                 removed += 1
-        except FileNotFoundError:  # somebody else was faster
+        except FileNotFoundError:  # another process has removed it
             continue
     return removed

@@ -1,8 +1,8 @@
-"""Marking rows of a Delta table as deleted, in commits of our own: deltalake has no word for a deletion vector.
+"""Marks rows of a Delta table as deleted, in commits of our own: deltalake cannot write deletion vectors.
 
-A file whose rows are marked gets a new entry in the log, in place of its old one: the same file, with another vector.
-The entry must say all that the old one said, so the log is read here as it is written (``LiveFiles``).
-Vectors of one commit are in one file, ``deletion_vector_<uuid>.bin``.
+To mark rows of a file, a commit replaces its entry in the log: the same file, with another vector. The new entry must
+repeat all fields of the old one, so this module reads the log itself (``LiveFiles``). One commit writes its vectors
+into one file, ``deletion_vector_<uuid>.bin``.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Entry = dict[str, Any]
-"""What the log says of one file: the fields of an ``add`` action."""
+"""One file in the log: the fields of its ``add`` action."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _TIGHT = re.compile(r'"tightBounds"\s*:\s*true')
 _FORMAT_VERSION = b"\x01"
-# Z85, which Delta writes identifiers and inline vectors in, has the digits of Python's base 85 under other characters.
+# Delta writes ids and inline vectors in Z85: Python's base 85 with other characters.
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_CHARACTERS = 20
 
 
 class LiveFiles:
-    """The entries of the files that a table has, by their paths as the log writes them, and the rows marked in them.
+    """The log's entries of a table's files, by path as the log writes it, and the rows marked in the files.
 
-    Entries that were read once are kept: from one version to the next only the newer commits are read. One thread at a
-    time.
+    Keeps what it has read: for a newer version it reads the newer commits alone. One thread at a time.
     """
 
     def __init__(self, location: str) -> None:
@@ -53,15 +52,15 @@ class LiveFiles:
         self._version: int | None = None
         self._entries: dict[str, Entry] = {}
         self._counts: dict[str, int | None] = {}
-        self._marks: dict[str, tuple[Entry, BitMap]] = {}  # by path: of which vector
+        self._marks: dict[str, tuple[Entry, BitMap]] = {}  # by path: a vector as the log describes it, and its rows
 
     def at(self, version: int) -> Mapping[str, Entry]:
-        """At one version of the table. LakeError if the log does not have what leads there."""
+        """The entries at one version of the table. LakeError if the log lacks a version before it."""
         if self._version is None or version < self._version:
             self._begin(version)
         while self._version != version:
             actions = self._commit((self._version if self._version is not None else -1) + 1)
-            if actions is None:  # another process has removed it behind a checkpoint
+            if actions is None:  # another process has written a checkpoint and removed the commit
                 self._begin(version)
                 continue
             for gone in (one["remove"] for one in actions if "remove" in one):
@@ -73,7 +72,7 @@ class LiveFiles:
         return self._entries
 
     def marks(self, paths: Iterable[str]) -> dict[str, BitMap]:
-        """The rows that are marked as deleted in those files that have such rows."""
+        """The rows marked as deleted, for those of the files that have any."""
         found: dict[str, BitMap] = {}
         for path in paths:
             vector = self._entries[path].get("deletionVector")
@@ -88,7 +87,7 @@ class LiveFiles:
 
     @property
     def rows(self) -> int | None:
-        """How many the table has; None if a file's statistics do not say it."""
+        """The table's number of rows; None if a file's statistics do not say."""
         counts = self._counts.values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -99,7 +98,7 @@ class LiveFiles:
         self._counts[entry["path"]] = count - (vector["cardinality"] if vector else 0) if count is not None else None
 
     def _begin(self, version: int) -> None:
-        """At the newest checkpoint that is not behind ``version``; at the beginning, if there is none."""
+        """Read the newest checkpoint up to ``version``; without one, begin with no entries."""
         files, log = filesystem(f"{self._location}/_delta_log")
         parts: dict[int, dict[str, int]] = {}
         listed = files.get_file_info(fs.FileSelector(log))
@@ -113,7 +112,7 @@ class LiveFiles:
         missing = set(range((newest if newest is not None else -1) + 1, version + 1)) - commits
         if missing:
             raise LakeError(
-                f"the log of {self._location} lacks version {min(missing)}, so that its files are not known"
+                f"the log of {self._location} lacks version {min(missing)}, so Lakefeed cannot know the table's files"
             )
         self._version, self._entries, self._counts, self._marks = newest, {}, {}, {}
         for path in parts.get(newest, {}) if newest is not None else ():
@@ -121,7 +120,7 @@ class LiveFiles:
             for row in rows:
                 if row is not None and row.get("path") is not None:
                     entry = dict(row)
-                    for name in ("partitionValues", "tags"):  # maps, which come as pairs
+                    for name in ("partitionValues", "tags"):  # pyarrow gives maps as pairs
                         entry[name] = dict(entry[name]) if entry.get(name) is not None else None
                     vector = entry.get("deletionVector") or {}
                     known = {key: value for key, value in vector.items() if value is not None}
@@ -138,7 +137,7 @@ class LiveFiles:
 
 
 def row_count(entry: Entry) -> int | None:
-    """Of a file, those that are marked as deleted among them; None if its statistics do not say it."""
+    """A file's rows, including those marked as deleted; None if its statistics do not say."""
     statistics = json.loads(entry["stats"]) if entry.get("stats") else {}
     count = statistics.get("numRecords")
     return int(count) if count is not None else None
@@ -163,7 +162,7 @@ def read_vector(location: str, vector: Mapping[str, Any]) -> BitMap:
 
 
 def write_vectors(location: str, marks: Mapping[str, BitMap]) -> dict[str, Entry]:
-    """Into one file; returns what describes each file's vector in the log."""
+    """Write the vectors into one file. Returns each vector's description for the log."""
     if not marks:
         return {}
     number = uuid.uuid4()
@@ -188,7 +187,7 @@ def write_vectors(location: str, marks: Mapping[str, BitMap]) -> dict[str, Entry
 def located_files(
     session: SparkSession, schema: Any, location: str, files: Sequence[str], columns: Sequence[str]
 ) -> DataFrame:
-    """Columns of the rows of some files, with FILE and ROW; rows that are marked as deleted are among them."""
+    """``columns`` of the rows of some files, with FILE and ROW. Includes rows that are marked as deleted."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from lakefeed.lake.spark.type import quoted
@@ -199,7 +198,7 @@ def located_files(
 
 
 def paths_of(addresses: Iterable[str], location: str, paths: Iterable[str]) -> dict[str, str]:
-    """The paths that the log has for the addresses that Spark gives files."""
+    """For each file address that Spark gives, the path in the log."""
 
     def plain(address: str) -> str:
         return unquote(address.removeprefix("file:")).lstrip("/")
@@ -211,9 +210,9 @@ def paths_of(addresses: Iterable[str], location: str, paths: Iterable[str]) -> d
 def marking(
     location: str, entries: Mapping[str, Entry], old: Mapping[str, BitMap], new: Mapping[str, BitMap]
 ) -> list[dict[str, Entry]]:
-    """The actions that mark ``new`` rows beside the ``old`` ones. The vectors are written; no commit names them yet.
+    """Write the vectors of ``old`` and ``new`` marks together. Returns the actions for a commit to name them.
 
-    A file that has no other row left goes.
+    A file with no row left is removed.
     """
     marks = united(old, new)
     empty = {path for path, rows in marks.items() if len(rows) == row_count(entries[path])}
@@ -223,7 +222,7 @@ def marking(
         entry = entries[path]
         actions.append(removed(entry))
         if path in vectors:
-            # Bounds and counts stay those of all rows, which they say ("not tight").
+            # Bounds and counts stay those of all rows; the entry says so: they are not "tight".
             text = str(entry["stats"]).rstrip()
             loose = _TIGHT.sub('"tightBounds":false', text)
             if loose == text and '"tightBounds"' not in text:

@@ -1,7 +1,7 @@
-"""What the owner of a Delta table set on it, and how all rows are replaced by Spark without losing it.
+"""Replaces all rows of a Delta table by Spark without losing what its owner has set.
 
-An overwrite drops partitions that it does not name, and clustering always; constraints stay, and rest on columns. So it
-names the partitions; and where the table would lose something, its owner is asked first.
+An overwrite drops clustering, and partitions that it does not name. Constraints stay, and need their columns. So
+Lakefeed names the partitions. Where the table would lose the rest, it stops the table before it overwrites.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONSTRAINT = "delta.constraints."
 
 
 def refuse_loss(session: SparkSession, location: str, table: DeltaTable, columns: DataFrame, name: TableId) -> None:
-    """TableStoppedError if an overwrite with these columns would cost the table something of its owner's."""
+    """TableStoppedError if an overwrite with these columns would lose something that the table's owner has set."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -39,7 +39,7 @@ def refuse_loss(session: SparkSession, location: str, table: DeltaTable, columns
         if not setting.startswith(_CONSTRAINT):
             continue
         try:
-            _ = columns.where(F.expr(str(condition))).schema  # which Spark Connect analyzes first then
+            _ = columns.where(F.expr(str(condition))).schema  # the schema makes Spark Connect analyze the plan now
         except AnalysisException:
             constraint = setting.removeprefix(_CONSTRAINT)
             statement = f"ALTER TABLE {sql_name} DROP CONSTRAINT {quoted(constraint)}"
@@ -47,7 +47,7 @@ def refuse_loss(session: SparkSession, location: str, table: DeltaTable, columns
     if lost:
         lacks = ", and ".join(what for what, _ in lost)
         raise TableStoppedError(
-            f"table {name}: all its rows must be written again, and the lake table {lacks}, which it would lose",
+            f"table {name}: Lakefeed must rewrite all rows, and the lake table {lacks}, which it would lose",
             remedy=f"{'; '.join(statement for _, statement in lost)}. The pipeline goes on by itself after the first.",
             table=str(name),
         )
@@ -61,9 +61,9 @@ def overwriting(
     name: TableId,
     partitions: list[str] | None = None,
 ) -> DataFrameWriter:
-    """A writer of ``rows`` in the place of all that the table has, under their columns: see the module.
+    """A writer that replaces all rows and columns of the table by ``rows``: see the module.
 
-    ``partitions`` are what the configuration wants; without them the table keeps its own.
+    ``partitions`` are the configuration's; None keeps the table's own.
     """
     refuse_loss(session, location, table, rows, name)
     partitions = partitions if partitions is not None else table.metadata().partition_columns

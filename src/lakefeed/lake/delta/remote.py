@@ -1,19 +1,19 @@
-"""A Delta table in an object store: every commit is an entry of the log that is put if absent.
+"""A Delta table in an object store: every commit puts an entry into the log, if absent.
 
-Spark reads, and its tasks write files; what the log of a plain table takes in is decided here (``log``), for each step:
+Spark reads rows, and its tasks write files. For a plain table this module makes the log's entries (``log``):
 
-- rows are appended, exchanged or marked as on a disk;
-- a merge finds the files that have rows of it, and exchanges those;
-- a truncate, and columns that need all rows written again, exchange all files;
-- columns that are added, properties and features are entries with metadata alone;
-- small files are packed by an exchange that changes no row.
+- it appends, exchanges or marks rows as on a disk;
+- for a merge it finds the files that have matching rows, and exchanges those;
+- for a truncate, or a schema change that rewrites all rows, it exchanges all files;
+- for new columns, properties and features it writes an entry with metadata alone;
+- to pack small files, it exchanges files without changing a row.
 
-A task names its file by chance, and only what the task that succeeded reports is named by a commit: one that was given
-up and goes on writes a file of nobody's.
+A task gives its file a random name. A commit names only the files that successful tasks have reported, so a task that
+Spark gave up and that goes on writing does no harm.
 
-Where a table has more than files and marks to keep up (partitions, column mapping, constraints, clustering, a change
-data feed), Spark commits, as on a disk. Its own commits would be ordinary puts: of two writers the second would replace
-what the first has written. So they go through a log store of ours (``spark.log_store``), or are refused.
+If a table has more than files and marks (partitions, column mapping, constraints, clustering, a change data feed),
+Spark commits, as on a disk. But Spark's commits to a store are ordinary puts: the second of two writers would replace
+the first one's. So they go through a log store of ours (``spark.log_store``), or Lakefeed refuses them.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ if TYPE_CHECKING:
 
 _NAME = "_lakefeed_name"
 _MANY_FILES = 200
-"""From which on Spark's reader of Delta lists a table: it knows the files by the log, and asks the store for none."""
+"""From so many files on, Delta's reader reads the table: it takes them from the log, without a request for each."""
 _PACKED_FILES = 8
-"""Large files that one commit of a packing makes, at most: what a sync that comes between costs."""
+"""One commit packs at most so many large files: a conflict with a sync costs no more."""
 _FILE_BYTES, _TASK_BYTES = 128 << 20, 1 << 20
-"""Of a file that a merge writes, and of what one task writes alone."""
+"""The size of files that a merge writes, and up to which one task writes alone."""
 _WRITTEN = "name string, rows long, bytes long, statistics string, written_ms long"
 
 
 class StoreDelta(DeltaStore):
-    """See the module, and ``lake.store.TableStore`` for the contract."""
+    """Contract: ``lake.store.TableStore``. How it commits: see the module."""
 
     def _is_there(self) -> bool:
-        """deltalake's own question holds Python's lock until the store has answered: renewals of the lease, and all
-        other threads, would wait for a slow store."""
+        """Asks the store itself: deltalake holds Python's global lock until the store answers, so that renewals of the
+        lease, and all other threads, would wait for a slow store."""
         return storage_at(self.location, self._storage).has_folder("_delta_log")
 
     # Rows
 
     def read(self, session: SparkSession) -> DataFrame:
-        """At the version that a commit is then planned on."""
+        """The rows at the version that the next commit is planned on."""
         if not self._is_plain():
             return super().read(session)
         old = self._all_files()
@@ -92,7 +92,7 @@ class StoreDelta(DeltaStore):
         return self.read_files(session, old)
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
-        """Those of its rows that are not marked as deleted."""
+        """The rows that are not marked as deleted."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if not old.files:
@@ -105,7 +105,7 @@ class StoreDelta(DeltaStore):
             return rows
         names = {path: path.rpartition("/")[2] for path in old.files}
         if len(set(names.values())) < len(names):
-            raise LakeError(f"the table at {self.location} has two files of one name, so that marks are not told apart")
+            raise LakeError(f"the table at {self.location} has two files of one name: Lakefeed cannot read their marks")
         dead = pa.table(
             {
                 _NAME: pa.array([names[path] for path, gone in marks.items() for _ in gone], pa.string()),
@@ -132,7 +132,7 @@ class StoreDelta(DeltaStore):
         return super().commit(session, self._committable(session, step), stamp)
 
     def _committable(self, session: SparkSession, step: Step) -> Step:
-        """The step as an exchange of files, where Spark would commit it elsewhere."""
+        """The step as an exchange of files, where on a disk Spark would commit it."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if isinstance(step, ReplaceRows):
@@ -156,7 +156,7 @@ class StoreDelta(DeltaStore):
         return RewriteRows(rows, touched)
 
     def _write(self, rows: DataFrame, schema: pa.Schema | None = None) -> list[DataFile]:
-        """By the tasks themselves, under names of chance: see the module."""
+        """The tasks write the files themselves, under random names: see the module."""
         if schema is None:
             with self._lock:
                 if self._table is None:
@@ -164,7 +164,7 @@ class StoreDelta(DeltaStore):
                 described: Any = self._table.schema().to_arrow()  # another library's, by the Arrow C interface
                 schema = plain_schema(pa.schema(described))
         there = set(rows.columns)
-        schema = pa.schema([one for one in schema if one.name in there])  # a column that no row has reads as NULL
+        schema = pa.schema([one for one in schema if one.name in there])  # readers get NULL for a column that lacks
         write = partial(
             write_partition,
             directory=self.location,
@@ -186,7 +186,7 @@ class StoreDelta(DeltaStore):
         self._put(table, actions, {AppIds(self.owner, stamp.generation).applied: stamp.number or 0}, stamp)
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
-        """In one entry of the log; nothing that it says is there without the rest."""
+        """In one entry of the log: metadata and rows change together."""
         last = path[-1]
         if not self._is_plain() or needs_mapping(last.names):
             super().evolve(self._committing(session), path, stamp)
@@ -220,7 +220,7 @@ class StoreDelta(DeltaStore):
             super().allow(session, feature)
 
     def set_properties(self, session: Callable[[], SparkSession], properties: Mapping[str, str]) -> None:
-        """Here, unless a property may ask for a feature of Delta that Spark has to switch on."""
+        """Without Spark, unless a property may need a feature of Delta that Spark has to switch on."""
         asks = [name for name in properties if name.startswith(_ASKING) and name != _MARKS]
         if asks or not self._is_plain():
             super().set_properties(lambda: self._committing(session()), properties)
@@ -249,29 +249,29 @@ class StoreDelta(DeltaStore):
     # What Spark commits
 
     def _is_plain(self) -> bool:
-        """Has the table nothing that only Spark keeps up?"""
+        """Can our own commits write the table, without Spark's?"""
         with self._lock:
             table = self._table if self._table is not None else self.refresh()
             features = features_of(table) if table is not None else None
         return features is None or features.takes_files or features.takes_marks
 
     def _committing(self, session: SparkSession) -> SparkSession:
-        """The session, once its commits to the table are put if absent. TableStoppedError where they cannot be."""
+        """The session, set up to put its commits if absent. TableStoppedError if that cannot be done."""
         if commits_if_absent(session, spark_path(self.location)):
             return session
         table = self._route.table
         raise TableStoppedError(
-            f"table {table}: partitions, column mapping, constraints, clustering, row tracking and change data feeds "
-            "of Delta have Spark commit, and this Spark session does not notice other writers in an object store",
+            f"table {table}: with partitions, column mapping, constraints, clustering, row tracking or a change data "
+            "feed Spark has to commit, and this Spark session does not notice other writers in an object store",
             remedy="Let Lakefeed build the session, or keep that table in a directory (a pipeline of its own with "
-            "another lake.path), or do without.",
+            "another lake.path), or do without these features.",
             table=str(table),
         )
 
     # Maintenance
 
     def pack(self, session: SparkSession, options: MaintenanceOptions, key: Sequence[str], share: float | None) -> None:
-        """An exchange of files that changes no row, for as many groups as there are."""
+        """Exchange files without changing a row, group after group, one commit each."""
         if not self._is_plain():
             super().pack(self._committing(session), options, key, share)
             return
@@ -304,7 +304,7 @@ class StoreDelta(DeltaStore):
                         f"the table at {self.location} is not at version {old.version} any more"
                     )
                 put_commit(self.location, old.version + 1, actions, {}, "{}", "OPTIMIZE")
-            if len(group) == len(written):  # there is nothing to win any more
+            if len(group) == len(written):  # packing makes no fewer files any more
                 return
 
 
@@ -332,7 +332,7 @@ def packable(entries: Mapping[str, Mapping[str, Any]], file_bytes: int, share: f
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """As files have it: nullable, without another library's forms of texts and lists."""
+    """The schema for Parquet files: nullable, with the plain Arrow types for texts, bytes and lists."""
 
     def plain(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -348,7 +348,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Batches of a Spark task as a chunk that is written like those of a copy."""
+    """The batches of a Spark task as a chunk, so that ``write_chunk`` can write them."""
 
     batches: Iterable[pa.RecordBatch]
     schema: pa.Schema
@@ -368,7 +368,7 @@ class _Rows:
 def write_partition(
     batches: Iterable[pa.RecordBatch], directory: str, schema: pa.Schema, storage: Mapping[str, str], table: TableId
 ) -> Iterator[pa.RecordBatch]:
-    """In a Spark task: write what comes, and say what was written; nothing, if nothing came."""
+    """In a Spark task: write the batches to one file, and report it; without rows, neither."""
     give_options(directory, storage)
     file = write_chunk(_Rows(batches, schema, table), directory, schema).file
     if file is not None:

@@ -1,18 +1,19 @@
-"""One Delta table: what its commits record, how much of it lies where, its files, and its commits.
+"""One Delta table: what its commits record, its extent, its files, and its commits.
 
-What a table's commits record, as Delta application transactions (appId → version):
+A table's commits record, as Delta application transactions (appId → version):
 
-    lakefeed/<pipeline>/<table>                         the generation that the table is of
+    lakefeed/<pipeline>/<table>                         the table's generation
     lakefeed/<pipeline>/<table>/<generation>            applied change set number; there once the copy is complete
     lakefeed/<pipeline>/<table>/<generation>/schema     schema version
     lakefeed/<pipeline>/<table>/<generation>/copy       chunks of the copy that are in the table
 
-Delta keeps these through overwrites, so each life of a table has ids of its own.
+Delta keeps these through overwrites, so each generation of a table has ids of its own.
 
-The log is read through the deltalake package: no JVM. Where the table allows it, Spark only writes files and the log
-takes them in: a commit by Spark itself reads the table's whole log in a job of its own, to see which transactions it
-records, and finds the rows of a merge in another: about a second and another two, whatever the batch
-(docs/decisions/0010-delta-files.md). Files that no commit names are not part of the table: maintenance removes them.
+The store reads the log with the deltalake package: no JVM. Where the table allows it, Spark only writes files, and this
+module adds them to the log. A commit by Spark itself runs a job that reads the table's whole log, to see which
+transactions it records, and another that finds the rows of a merge: about one second and another two, whatever the
+batch (docs/decisions/0010-delta-files.md). Files that no commit names are not part of the table: maintenance removes
+them.
 """
 
 from __future__ import annotations
@@ -87,28 +88,28 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SESSION = {
-    # The source of a merge is immutable files under a total order: reading it twice gives the same rows, so there
-    # is no need to write it down first.
+    # A merge reads immutable files under a total order. It gets the same rows each time, so Delta need not store them
+    # first.
     "spark.databricks.delta.merge.materializeSource": "none",
-    # Instants with statistics, which the older form does not have; dates before 1582 as they are.
+    # INT96, the default, has no statistics. Dates before 1582 are written as they are.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
 }
 _VIEW = "lakefeed_changes"
 _WRITER = {
     "compression": "zstd",
-    "parquet.compression.codec.zstd.level": "1",  # as the copy's files; the default, 3, takes longer for little
+    "parquet.compression.codec.zstd.level": "1",  # as the copy's files; the default, 3, takes longer and gains little
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 _LOCAL_TIME = pa.timestamp("us")
 _CHECKPOINT_VERSIONS = 100
-"""Commits of our own from one checkpoint of the log to the next, as deltalake has it by default."""
+"""Versions from one checkpoint of the log to the next: deltalake's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOptions:
-    """``storage`` is deltalake's storage options, ``properties`` what tables are made with, ``layout`` how one lies on
-    disk. Tables that a rule of ``marked`` matches have deletion vectors."""
+    """``storage`` has deltalake's storage options, ``properties`` those of new tables, ``layout`` a table's partitions
+    and order. Tables that a rule of ``marked`` matches get deletion vectors."""
 
     storage: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -116,13 +117,13 @@ class DeltaOptions:
     marked: tuple[Rule, ...] = ()
 
     def of_table(self, table: TableId, layout: Layout) -> DeltaOptions:
-        """Those of one table, which has the layout."""
+        """The options of one table, which has the layout."""
         is_marked = any(rule.matches(table) for rule in self.marked)
         return replace(self, layout=layout, properties={"delta.enableDeletionVectors": str(is_marked).lower()})
 
 
 class DeltaStore:
-    """See ``lake.store.TableStore`` for the contract. One thread at a time writes; ``applied`` may be asked by any."""
+    """Contract: ``lake.store.TableStore``. One thread at a time writes; any thread may ask ``applied``."""
 
     reserved: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
@@ -137,11 +138,11 @@ class DeltaStore:
         self.part = route.part
         self._uri = delta_uri(path)
         self._storage = dict(options.storage) or None
-        self._lock = threading.RLock()  # ``commit`` asks ``applied`` inside
+        self._lock = threading.RLock()  # ``commit`` holds it while it asks ``applied``
         self._table: DeltaTable | None = None  # as it was last read
-        self._seen: tuple[tuple[int, int] | None, Applied | None] = (None, None)  # of a version and generation
+        self._seen: tuple[tuple[int, int] | None, Applied | None] = (None, None)  # (version, generation), its answer
         self._files = LiveFiles(path)
-        self._own_version: int | None = None  # the newest that is a commit by files of this process
+        self._own_version: int | None = None  # the newest version that this process committed without Spark
 
     # What the commits record
 
@@ -150,7 +151,7 @@ class DeltaStore:
             table = self.refresh() if fresh or self._table is None else self._table
             if table is None:
                 return None
-            # Worked out once for each version: deltalake scans the log for it.
+            # Once for each version: deltalake scans the log for it.
             at, ids = (table.version(), generation), AppIds(self.owner, generation)
             if self._seen[0] != at:
                 number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
@@ -158,7 +159,7 @@ class DeltaStore:
                 if table.transaction_version(ids.owner) == generation and number is not None and version is not None:
                     if table.version() != self._own_version:
                         self._refuse_restored(table.version(), ids, number)
-                    # Rows by the files' statistics; None where they do not say it.
+                    # The number of rows by the files' statistics; None if these do not say.
                     counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
                     features = features_of(table)
                     known = not features.has_masked_rows and not counts.null_count
@@ -173,7 +174,7 @@ class DeltaStore:
             return self._seen[1]
 
     def _own_rows(self, table: DeltaTable) -> int:
-        """Those of a part, by the statistics of its files."""
+        """The number of rows of a part, by the statistics of its files."""
         actions = pa.table(table.get_add_actions(flatten=True))
         own: Any = _of_part(actions, self.part) if self.part is not None else True
         return int(pc.sum(actions.filter(own).column("num_records"), min_count=0).as_py() or 0)
@@ -205,7 +206,7 @@ class DeltaStore:
         )
 
     def refresh(self) -> DeltaTable | None:
-        """Read the log: the table at its newest version. Another process may have committed, or removed it."""
+        """Read the log: the table at its newest version. Another process may have committed to it, or removed it."""
         from deltalake import DeltaTable
 
         if not self._is_there():
@@ -217,7 +218,7 @@ class DeltaStore:
         return self._table
 
     def _is_there(self) -> bool:
-        """Is there a log with an entry? A listing of the directory; ``deltalake`` takes ten times as long to say it."""
+        """Has the log an entry? Lists the directory: ``deltalake`` takes ten times as long to answer."""
         try:
             with os.scandir(f"{self.location}/_delta_log") as entries:
                 return any(entry.name.endswith((".json", ".parquet")) for entry in entries)
@@ -225,7 +226,7 @@ class DeltaStore:
             return False
 
     def opened(self) -> DeltaTable | None:
-        """A handle for one caller: to list a large table's files takes longer than others should wait for the lock."""
+        """A handle for one caller, who can list a large table's files without holding the lock."""
         from deltalake import DeltaTable
 
         if not self._is_there():
@@ -235,10 +236,11 @@ class DeltaStore:
     # Extent and rows
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
-        """How many of the table's files may have rows between the bounds; all, where their statistics do not tell.
+        """A file is touched unless its statistics say that it has no row between the bounds.
 
-        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file. Nor where readers follow
-        single rows: to write others again would be a change of each.
+        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file. Nor with row tracking: each
+        row that is written again would look changed to its readers. Nor with partitions: a merge rewrites only files
+        that have one of the rows.
         """
         with self._lock:
             table = self._table
@@ -249,18 +251,18 @@ class DeltaStore:
         sizes, names = actions.column("size_bytes"), actions.column_names
         touched: Any = pa.repeat(pa.scalar(True), actions.num_rows)
         low, high = f"min.{column}", f"max.{column}"
-        # Delta cuts instants in statistics to milliseconds, so that a file may seem to end early.
+        # Delta cuts timestamps in statistics to milliseconds, so a file may seem to end early.
         if bounds is not None and low in names and high in names and not isinstance(bounds.low, datetime):
             try:
                 below: Any = pc.less(actions.column(high), pa.scalar(bounds.low))
                 above: Any = pc.greater(actions.column(low), pa.scalar(bounds.high))
                 outside: Any = pc.fill_null(pc.or_(below, above), False)  # a file without statistics may have rows
                 touched = pc.invert(outside)
-            except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
+            except pa.ArrowException:  # the statistics have another type than the key: every file may have its rows
                 pass
         if self.part is not None:
             touched = pc.and_(touched, _of_part(actions, self.part))
-        # Of a table with partitions, a merge rewrites the files alone that have one of the rows.
+        # See the docstring: no bytes are touched.
         merges = features.masks_rows or features.tracks_rows or bool(table.metadata().partition_columns)
         paths = actions.filter(touched).column("path").to_pylist()
         of_version = Replaceable(version, tuple(map(str, paths)))
@@ -288,7 +290,7 @@ class DeltaStore:
 
     @property
     def _columns(self) -> StructType:
-        """The table's columns, as Spark has them."""
+        """The table's columns, as Spark's types."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with self._lock:
@@ -301,7 +303,7 @@ class DeltaStore:
         return located_files(session, self._columns, self.location, old.files, columns)
 
     def live(self, found: DataFrame, old: Replaceable, count: int) -> DataFrame:
-        """The located rows are few, those of them that are marked already still fewer: only they come to the driver."""
+        """The located rows are few. Only their addresses come to the driver, to be compared with the vectors."""
         from pyspark.sql import functions as F  # noqa: N812
 
         found = found.localCheckpoint()
@@ -321,11 +323,11 @@ class DeltaStore:
     # Commits
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
-        """By Spark, or, where the table allows it, as an exchange of files or by marking rows: see the module.
+        """By Spark; or, where the table allows it, by exchanging files or marking rows: see the module.
 
-        1 read what the table records; a step that it has is left out  2 find the rows that go  3 write those that come
-        4 check that the table still is what the step was planned on  5 write the deletion vectors, which only the
-        commit makes part of the table  6 one commit that names all of it.
+        1 read what the table records; if it has the step, end  2 find the rows that go  3 write the rows that come
+        4 check that the table is still at the version that the step was planned on  5 write the deletion vectors, which
+        only the commit makes part of the table  6 name all of it in one commit.
         """
         with self._lock:
             table = self._table
@@ -333,7 +335,7 @@ class DeltaStore:
             appends = isinstance(step, AppendRows) and features is not None
             by_files = isinstance(step, RewriteRows) or (appends and features is not None and features.takes_files)
             by_marks = isinstance(step, MarkRows) or (appends and features is not None and features.takes_marks)
-            # Spark would not see that another process has a part of these change sets.
+            # Fresh where Spark commits: it would not notice that another process has applied some of these change sets.
             done = self._done(stamp, fresh=not by_files and not by_marks)  # 1
         if done is not None:
             return done
@@ -351,7 +353,7 @@ class DeltaStore:
                 if isinstance(step, RewriteRows | MarkRows) and table.version() != step.old.version:  # 4
                     planned = f"not at {step.old.version}"
                     raise ConcurrentModification(f"the table is at version {table.version()}, {planned}")
-                # What was read may be gone: a commit would then make a log without its beginning.
+                # If the log has been removed since, a commit would begin a new one without its first versions.
                 files, entry = filesystem(f"{self.location}/_delta_log/{table.version():020d}.json")
                 if files.get_file_info(entry).type is not fs.FileType.File:
                     self._forget()
@@ -362,7 +364,7 @@ class DeltaStore:
                     self._commit_files(table, step, written, stamp)
                 before = table.version()
                 table.update_incremental()
-                if table.version() == before + 1:  # else others have committed behind it
+                if table.version() == before + 1:  # else others have committed after ours
                     self._own_version = table.version()
                 return self._done(stamp) or self._lost(stamp)
         whole = completed(step, self._columns.names) if self.part is not None else step
@@ -376,7 +378,7 @@ class DeltaStore:
                 if mode == "overwrite" and self.part is not None:
                     writer = writer.option("replaceWhere", part_condition(self.part))
                 elif mode == "overwrite" and features is not None and features.is_clustered:
-                    # With a condition: without one Delta would take the table's clustering away.
+                    # With a condition, Delta keeps the table's clustering.
                     writer = writer.option("replaceWhere", "true")
                 writer.save(spark_path(self.location))
         with self._lock:
@@ -420,7 +422,7 @@ class DeltaStore:
     def _put(
         self, table: DeltaTable, actions: Sequence[Mapping[str, Any]], recorded: Mapping[str, int], stamp: Stamp
     ) -> None:
-        """The next version of the table, made here."""
+        """Write the table's next version into its log, without Spark."""
         version = table.version() + 1
         put_commit(self.location, version, actions, recorded, json.dumps(stamp.metadata))
         if version % _CHECKPOINT_VERSIONS == 0:
@@ -428,9 +430,9 @@ class DeltaStore:
             table.create_checkpoint()
 
     def _done(self, stamp: Stamp, *, fresh: bool = False) -> Applied | None:
-        """What the table records, if it has the stamp's change set.
+        """What the table records, if it has the stamp's change set; else None.
 
-        CommitFailedError if the table is not where the stamp's change sets begin: the changes are to be planned again.
+        CommitFailedError if the table is not where the stamp's change sets begin: the caller plans them again.
         """
         recorded = self.applied(stamp.generation, fresh=fresh)
         if recorded is None:
@@ -445,21 +447,21 @@ class DeltaStore:
         raise CommitFailedError(f"the table at {self.location} does not record change set {stamp.number}")
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
-        """For every reader, without column ids (docs/decisions/0005-schema-evolution.md).
+        """So that every reader can read the table (docs/decisions/0005-schema-evolution.md).
 
-        Columns added without a default, and steps that leave the columns as they are, change metadata only. For
-        columns added with a default, dropped, renamed or widened the table is rewritten in one commit. Delta could do
-        most of it in metadata, with column mapping and type widening; some readers do not have these features.
+        A path that only adds columns without a default changes metadata alone. If it adds one with a default, or drops,
+        renames or widens one, Spark rewrites the table in one commit. With column mapping and type widening Delta could
+        do most of that in metadata, but some readers lack these features.
         """
         place, first, last = spark_path(self.location), path[0], path[-1]
         if has_local_time(last) and not has_local_time(first):
-            # A table made without a timestamp that has no zone must be allowed one first. A commit of its own, harmless
-            # to repeat, in a session without the stamp: it must not be taken for the evolution.
+            # The table needs the feature before its first timestamp without a zone. That is a commit of its own,
+            # harmless to repeat. Its session has no stamp: nobody must take this commit for the evolution.
             self.allow(Driver(session).child, LOCAL_TIME)
-        if needs_mapping(last.names) and not needs_mapping(first.names):  # as above: a commit of its own
+        if needs_mapping(last.names) and not needs_mapping(first.names):  # the same: a commit of its own
             self.set_properties(Driver(session).child, COLUMN_MAPPING)
         with self._stamped(session, stamp):
-            if is_only_metadata_change(path) or self.part is not None:  # of a part, columns that go stay
+            if is_only_metadata_change(path) or self.part is not None:  # other parts keep a column that this one drops
                 columns = ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in last.columns)
                 nothing = session.createDataFrame([], columns)
                 nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
@@ -475,7 +477,7 @@ class DeltaStore:
                     overwriting(session, self.location, table, rows, self._route.table).save(place)
 
     def is_in_place(self, path: Sequence[TableSchema]) -> bool:
-        """Of a part, columns that go stay for the others."""
+        """A part drops no columns: the other parts keep them."""
         kept = [name for name, was in lineage(path).items() if was == name]
         return is_only_added(path) and (self.part is not None or tuple(kept) == path[0].names)
 
@@ -511,7 +513,7 @@ class DeltaStore:
 
     @contextmanager
     def _stamped(self, session: SparkSession, stamp: Stamp) -> Iterator[None]:
-        """The commit inside, by Spark, records the stamp; one that is recorded already is left out."""
+        """Inside, Spark's commit records the stamp. If the table has recorded it already, Delta skips the commit."""
         ids = AppIds(self.owner, stamp.generation)
         app_id, version = (
             (ids.applied, stamp.number) if stamp.number is not None else (ids.schema, stamp.schema_version)
@@ -538,7 +540,7 @@ class DeltaStore:
 
     @contextmanager
     def writing(self) -> Iterator[DeltaTable | None]:
-        """The table, freshly read, for a copy: what it commits may be a table of another schema."""
+        """The table, freshly read, for a copy. Afterwards the store forgets what it read: the copy may change all."""
         with self._lock:
             try:
                 yield self.refresh()
@@ -546,7 +548,7 @@ class DeltaStore:
                 self._forget()
 
     def _forget(self) -> None:
-        """What was read of the table: there may be another in its place."""
+        """Forget what was read of the table: another one may have taken its path."""
         self._table, self._seen, self._files = None, (None, None), LiveFiles(self.location)
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
@@ -576,19 +578,19 @@ class DeltaStore:
         return tuple(FileChunk(schema, path, current, state.position) for path in paths)
 
     def allow(self, session: Callable[[], SparkSession], feature: str) -> None:
-        """The table has a feature of Delta from now on. A commit of its own, harmless to repeat.
+        """Give the table a feature of Delta. A commit of its own, harmless to repeat.
 
-        By Spark: deltalake forgets what older protocols imply.
+        By Spark: deltalake loses the features that older protocol versions imply.
         """
         self.set_properties(session, {f"delta.feature.{feature}": "supported"})
 
     def set_properties(self, session: Callable[[], SparkSession], properties: Mapping[str, str]) -> None:
-        """As ``allow``. By Spark: deltalake would have readers know variants, too, to read deletion vectors."""
+        """As ``allow``. By Spark: deltalake would require readers of deletion vectors to support variants, too."""
         place = quoted(spark_path(self.location))
         session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(properties)})")
 
     def pack(self, session: SparkSession, options: MaintenanceOptions, key: Sequence[str], share: float | None) -> None:
-        """Small files into large ones: see ``maintenance``."""
+        """Pack small files into large ones: see ``delta.maintenance``."""
         pack(session, self.location, options, key, share)
 
     def maintain(
@@ -598,7 +600,7 @@ class DeltaStore:
 
 
 def is_only_metadata_change(path: Sequence[TableSchema]) -> bool:
-    """Are columns added without a default, and nothing else?"""
+    """Does the path only add columns without a default?"""
     first, last, came_from = path[0], path[-1], lineage(path)
     kept = [name for name, was in came_from.items() if was == name]
     return (
@@ -609,7 +611,7 @@ def is_only_metadata_change(path: Sequence[TableSchema]) -> bool:
 
 
 def _of_part(actions: pa.Table, part: Part) -> Any:
-    """Which files of the log are a part's: each has files of its own, because the origin is a partition."""
+    """Which files of the log belong to a part. No file belongs to two: the parts are partitions."""
     return pc.equal(actions.column(f"partition.{part.column}"), pa.scalar(part.value))
 
 
@@ -618,7 +620,7 @@ def _type_text(field: Any) -> str:
 
 
 def has_local_time(schema: TableSchema) -> bool:
-    """Has it a timestamp without a zone, maybe in a list?"""
+    """Has the schema a timestamp without a zone, also inside lists?"""
     kinds: list[Any] = list(schema.arrow.types)
     while any(map(pa.types.is_list, kinds)):
         kinds = [kind.value_type if pa.types.is_list(kind) else kind for kind in kinds]
@@ -626,11 +628,11 @@ def has_local_time(schema: TableSchema) -> bool:
 
 
 def write_files(rows: DataFrame, root: str) -> list[DataFile]:
-    """One file for each of the frame's partitions that has rows."""
+    """Write one file for each of the frame's partitions that has rows."""
     place = f"{WRITTEN}{uuid.uuid4().hex}"
     rows.write.options(**_WRITER).parquet(f"{spark_path(root)}/{place}")
     files, directory = filesystem(f"{root}/{place}")
-    # On a disk no directory shall stay for each commit, with a checksum file that nobody would ever remove.
+    # On a disk, move the files up: a directory for each commit would stay, with a checksum file that nobody removes.
     moves = isinstance(files, fs.LocalFileSystem)
     written: list[DataFile] = []
     for info in files.get_file_info(fs.FileSelector(directory, recursive=False)):

@@ -1,6 +1,6 @@
-"""Which catalog an Iceberg lake's tables are in, in the words of each reader: Spark, Iceberg itself, pyiceberg.
+"""The catalog of an Iceberg lake, in the terms of each reader: Spark, Iceberg itself, pyiceberg.
 
-The newest metadata of a table is read without a JVM: JSON, whoever keeps the pointer to it.
+Lakefeed reads a table's newest metadata without a JVM: it is JSON, whoever keeps the pointer to it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from lakefeed.storage.location import is_remote
 
 CATALOGS = ("glue", "hadoop", "hive", "jdbc", "rest")
 HANDED_OVER = "lakefeed_handed_over"
-"""The catalog of files that Spark writes and does not commit, in a session."""
+"""The session's catalog for files that Spark writes and does not commit."""
 _NAME = "lakefeed"
 _OWN_WAREHOUSE = ("hadoop", "jdbc")
-"""Catalogs whose tables are below the lake's path by default."""
+"""Catalogs whose tables are by default below the lake's path."""
 WITHOUT_CONNECT = (
     "Set lake.catalog with type: rest and its uri, which Spark Connect can write; or spark.master instead of "
     "spark.remote (in Python, give a classic session); or lake.format: delta."
 )
 _OF_STORES = ("s3.", "client.")
-"""How properties begin that Iceberg in Java and pyiceberg call alike."""
+"""The prefixes of properties that Iceberg in Java and pyiceberg share."""
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergCatalog:
-    """``properties`` are Iceberg's, ``type`` among them. ``namespace`` may have ``{schema}`` in it, and dots.
+    """``properties`` are Iceberg's, with ``type``. ``namespace`` may have ``{schema}`` and dots in it.
 
-    Where the lake's path is in an object store, the properties have what reaches it: credentials, maybe.
+    If the lake's path is in an object store, the properties may have its credentials.
     """
 
     name: str
@@ -49,7 +49,7 @@ class IcebergCatalog:
 
     @classmethod
     def of(cls, given: Mapping[str, str], root: str, namespace: str) -> Self:
-        """From what a user writes. ConfigError for a type that this version does not know."""
+        """The catalog that a user configures. ConfigError for a type that this version does not know."""
         properties = {key: str(value) for key, value in given.items() if key != "name"}
         kind = properties.setdefault("type", "hadoop")
         if kind not in CATALOGS:
@@ -59,7 +59,7 @@ class IcebergCatalog:
             )
         if kind == "hadoop" and is_remote(root):
             raise ConfigError(
-                f"a Hadoop catalog at {root} would lose commits: it commits by a rename, which is not one step in an "
+                f"a Hadoop catalog at {root} would lose commits: it commits by a rename, which is not atomic in an "
                 "object store",
                 remedy="Set lake.catalog with type: rest or type: jdbc, and its uri.",
             )
@@ -94,9 +94,9 @@ class IcebergCatalog:
         )
 
     def settings(self) -> dict[str, str]:
-        """For a session. Tables are not cached: another process, or the Java library here, may have committed.
+        """The settings of a session. It caches no tables: another process, or ``java``, may have committed.
 
-        The second catalog is for files that are written and handed over instead of committed (``java.Marking``).
+        The second catalog takes files that Spark writes and hands over instead of committing (``java.Marking``).
         """
         prefix = f"spark.sql.catalog.{self.name}"
         given = {f"{prefix}.{key}": value for key, value in self.properties.items()}
@@ -107,14 +107,14 @@ class IcebergCatalog:
             **given,
         }
 
-    def place(self, table: TableId) -> tuple[tuple[str, ...], str]:
-        """Namespace and name. Both are path components in some catalogs, so they are written like those."""
+    def identifier(self, table: TableId) -> tuple[tuple[str, ...], str]:
+        """Namespace and name. Some catalogs use both as path components, so they are escaped like those."""
         levels = self.namespace.split(".")
         return tuple(escaped(level.replace("{schema}", table.schema)) for level in levels), escaped(table.name)
 
     def location(self, table: TableId) -> str:
         """A path for a Hadoop catalog, else the table's full name."""
-        namespace, name = self.place(table)
+        namespace, name = self.identifier(table)
         if self.kind == "hadoop":
             return "/".join([self.root, *namespace, name])
         return ".".join([self.name, *namespace, name])
@@ -122,7 +122,7 @@ class IcebergCatalog:
     def reader(self, table: TableId) -> MetadataReader:
         if self.kind == "hadoop":
             return HadoopMetadata(self.location(table))
-        namespace, name = self.place(table)
+        namespace, name = self.identifier(table)
         own = self.properties["warehouse"].removeprefix("file://") if self.kind == "jdbc" else None
         directory = "/".join([own, *namespace, name]) if own is not None else None
         properties = dict(self.properties)
@@ -134,7 +134,7 @@ class IcebergCatalog:
 
 
 def _sqlalchemy(uri: str, user: str | None, password: str | None) -> str:
-    """The address of a database as SQLAlchemy has it, from JDBC's."""
+    """SQLAlchemy's URL of a database, from JDBC's."""
     kind, _, rest = uri.removeprefix("jdbc:").partition(":")
     if kind == "sqlite":
         return f"sqlite:///{rest.removeprefix('file:')}"
@@ -142,7 +142,7 @@ def _sqlalchemy(uri: str, user: str | None, password: str | None) -> str:
         login = f"{quote(user, safe='')}:{quote(password or '', safe='')}@" if user else ""
         return f"postgresql+psycopg://{login}{rest.removeprefix('//')}"
     raise ConfigError(
-        f"a JDBC catalog in {kind} is not there yet", remedy="Use jdbc:postgresql:…, jdbc:sqlite:… or a REST catalog."
+        f"this version has no JDBC catalog in {kind}", remedy="Use jdbc:postgresql:…, jdbc:sqlite:… or a REST catalog."
     )
 
 
@@ -152,25 +152,25 @@ _ATTEMPTS = 5
 
 
 class MetadataReader(Protocol):
-    """The current metadata of one table, as the table specification writes it; None if there is no such table."""
+    """The current metadata of one table, in the form of the table specification; None if there is no such table."""
 
     def current(self) -> Metadata | None: ...
 
     @property
     def place(self) -> str | None:
-        """The file that ``current`` last gave."""
+        """The metadata file that ``current`` last read."""
 
     def is_other_format(self) -> bool:
-        """Is there a table of another format where this one would be? Each would clean up the other's files."""
+        """Is there a table of another format where this one would be? Each removes files that it does not know."""
 
     def table(self) -> Any:
-        """The table as pyiceberg reads it; None if there is none. ConfigError if pyiceberg is not installed."""
+        """pyiceberg's table; None if there is none. ConfigError if pyiceberg is not installed."""
 
 
 class HadoopMetadata:
-    """A table of a Hadoop catalog: files ``metadata/v<N>.metadata.json``, of which the highest counts.
+    """A table of a Hadoop catalog: its current metadata is the file ``metadata/v<N>.metadata.json`` with the highest N.
 
-    ``version-hint.text`` says where to begin; it is written after the commit, so that there may be newer ones.
+    ``version-hint.text`` says where to begin. A writer updates it after the commit, so there may be newer files.
     """
 
     def __init__(self, location: str) -> None:
@@ -178,7 +178,7 @@ class HadoopMetadata:
         self._known: tuple[str, Metadata] | None = None
 
     def current(self) -> Metadata | None:
-        """Read again only if the table has moved. A file may be cleaned up between the listing and the reading."""
+        """Reads only new metadata. If somebody removes a file between the listing and the reading, it tries again."""
         for _ in range(_ATTEMPTS):
             files, root = filesystem(f"{self._location}/metadata")
             name = self._newest(files, root)
@@ -193,7 +193,7 @@ class HadoopMetadata:
             refuse_moved(found, self._location)
             self._known = (name, found)
             return self._known[1]
-        raise LakeError(f"the table at {self._location} changes faster than its metadata can be read")
+        raise LakeError(f"the table at {self._location} changes faster than Lakefeed can read its metadata")
 
     @property
     def place(self) -> str | None:
@@ -208,7 +208,7 @@ class HadoopMetadata:
         try:
             from pyiceberg.table import StaticTable
         except ImportError as error:
-            raise _lacking("an Iceberg table that is read without Spark", error) from error
+            raise _lacking("reading an Iceberg table without Spark", error) from error
         return StaticTable.from_metadata(str(self.place))
 
     def _newest(self, files: Any, root: str) -> str | None:
@@ -231,9 +231,9 @@ class HadoopMetadata:
 
 
 class CatalogMetadata:
-    """A table of any other catalog, asked through pyiceberg. ``properties`` are pyiceberg's.
+    """A table of any other catalog, read through pyiceberg. ``properties`` are pyiceberg's.
 
-    ``directory`` is where the catalog will put the table's files, if that is known beforehand.
+    ``directory`` is where the catalog puts the table's files, if that is known beforehand.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class CatalogMetadata:
         return self._directory is not None and other_format_at(self._directory, "iceberg") is not None
 
     def table(self) -> Any:
-        """As pyiceberg has it, fresh from the catalog; None if there is no such table."""
+        """pyiceberg's table, fresh from the catalog; None if there is none."""
         catalog = self.catalog()
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -287,28 +287,28 @@ class CatalogMetadata:
 
 
 def refuse_moved(metadata: Metadata, directory: str) -> None:
-    """LakeError if the table's files are elsewhere: Iceberg writes whole addresses into its metadata.
+    """LakeError if somebody has moved the table's directory: Iceberg's metadata has full paths.
 
-    Reading would follow them to where the table was, or find nothing there; writing would go there, too.
+    Readers would follow them to the old directory, or find nothing there. Writers would write there, too.
     """
     was, now = (_plain_path(text) for text in (str(metadata.get("location", directory)), directory))
     if was == now or ("://" not in was + now and Path(was).resolve() == Path(now).resolve()):
         return
-    # A lake is moved as a whole, so that its schemas and tables are below it as they were.
+    # People move a lake as a whole: its schemas and tables keep their paths below it.
     moved = [Path(was), Path(now)]
     if moved[0].parts[-2:] == moved[1].parts[-2:]:
         moved = [one.parent.parent for one in moved]
     old, new = (shlex.quote(str(one)) for one in moved)
     above = shlex.quote(str(moved[0].parent))
     raise LakeError(
-        f"the Iceberg table at {directory} was moved: its metadata says that it and all its files are at {was}",
-        remedy=f"Make the old place lead to the new one: mkdir -p {above} && ln -s {new} {old}. Or move it back. Or "
-        "remove the table's directory, and it is copied again to the new place.",
+        f"somebody moved the Iceberg table at {directory}: its metadata says that it and all its files are at {was}",
+        remedy=f"Link the old path to the new one: mkdir -p {above} && ln -s {new} {old}. Or move it back. Or remove "
+        "the table's directory, and the pipeline copies the table again to the new path.",
     )
 
 
 def _plain_path(address: str) -> str:
-    """A path without ``file:``, an address with one spelling of S3."""
+    """A path without ``file:``, a URI with ``s3`` for every scheme of S3."""
     text = address.rstrip("/")
     if text.startswith("file:"):
         return "/" + text.removeprefix("file:").lstrip("/")

@@ -1,11 +1,11 @@
 """The copy of one table into Iceberg: Spark tasks write the files, one commit per group of chunks adds them.
 
-  1 an addition to the table is opened, the first time one that replaces all rows that are there, and only them: what
-    the table's owner set stays (see ``TableLibrary.replacing``); it gives the column ids
-  2 a group's chunks are read and written in parallel, each to a file of its own name, with those ids
+  1 open an addition to the table, which gives the column ids; the first one replaces all rows, and keeps what the
+    table's owner has set (see ``TableLibrary.replacing``)
+  2 tasks read a group's chunks in parallel and write each to a file of its own, with those ids
   3 one commit adds the files, or on Spark Connect their rows, and records how many chunks the table has
-  4 the last one records the applied number: from then on, and not before, the table counts as copied
-A restart continues after the last recorded chunk. Files of a group that was not committed belong to nothing.
+  4 the last one records the applied number: only from then on does the table count as copied
+A restart continues after the last recorded chunk. Files of a group that was not committed are not part of the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _VERSIONS = "write.metadata.previous-versions-max"
 _VERSIONS_AFTER = "lakefeed.previous-versions-max"
 _SPARE_VERSIONS = 10
-"""Of a table's metadata, for what others may commit to it while it is copied."""
+"""Room for the metadata versions that others commit during a copy."""
 
 
 def load_table(
@@ -51,14 +51,15 @@ def load_table(
     session: Callable[[], SparkSession],
     progress: Callable[[int], None],
 ) -> Loaded:
-    """Copy ``copy`` into the table of ``store``. ``properties`` are what the table is made with.
+    """Copy ``copy`` into the table of ``store``. ``properties`` are those of a new table.
 
-    TableStoppedError, before anything is written, if a column goes that something of the owner's rests on.
+    TableStoppedError, before it writes anything, if it would drop a column that the owner's partitions, order or
+    identifier use.
     """
     record = store.record(copy.generation)
     if record is None and store.is_foreign():
         raise TableStoppedError(
-            f"table {copy.table}: there is a table at {store.location}, which this pipeline did not make",
+            f"table {copy.table}: there is a table at {store.location} that this pipeline did not make",
             remedy="Choose another lake path or namespace, or move that table away if nobody needs it there.",
             table=str(copy.table),
         )
@@ -66,12 +67,12 @@ def load_table(
     while record is None or record.applied is None:
         metadata = store.metadata()
         found = metadata["properties"] if metadata is not None else properties
-        # How many versions of the metadata the table is to have after the copy: its owner's choice, or ours.
+        # How many metadata versions the table keeps after the copy: its owner's choice, or ours.
         versions = found.get(_VERSIONS_AFTER, found.get(_VERSIONS, properties[_VERSIONS]))
         if record is not None:
             addition = store.library.appending()  # 1
         else:
-            # While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end.
+            # During the copy keep all: it may read the rows of this same table, by its metadata from before.
             kept = max(int(versions), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
             recorded: dict[str, str] = {
                 _VERSIONS: str(kept),
@@ -88,7 +89,7 @@ def load_table(
                 addition = store.library.making(described, made_with, store.layout)  # 1
             else:
                 columns = replacements(current_schema(metadata), schema_json(own, copy.comments.columns))
-                if store.part is not None:  # the columns of the other parts stay
+                if store.part is not None:  # the other parts keep their columns
                     columns = [one for one in columns if isinstance(one, Add | Describe)]
                 if copy.comments.table:
                     recorded["comment"] = copy.comments.table
@@ -119,7 +120,7 @@ def load_table(
             schema_version=copy.schema.version,
             copied=Copied(chunks=done, rows=before.rows + rows, high=high),
         )
-        told = {
+        metadata = {
             **copy.metadata(store.owner.partition("/")[0]),
             "copy": {"chunks": done, "rows": rows, "high": high.encode() if high else None},
         }
@@ -127,7 +128,7 @@ def load_table(
         with store.turn if store.part is not None else nullcontext():
             files = [one.file for one in written if one.file]
             is_expected = partial(_is_at, store, copy.generation, record)
-            addition.commit(files, store.summary(after, told), settled, is_expected)  # 3
+            addition.commit(files, store.summary(after, metadata), settled, is_expected)  # 3
         progress(rows)
         hit("lake.during_load")
         record = store.record(copy.generation)
@@ -140,10 +141,10 @@ def _is_at(store: IcebergStore, generation: int, record: Record | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """A data file of an Iceberg table as a chunk: how one lake table's rows become another's. Picklable.
+    """A data file of an Iceberg table as a chunk, to copy one lake table into another. Picklable.
 
-    The current rows of one file of one snapshot, with the columns of ``schema``. Is its own reader. Read through
-    pyiceberg, which knows deleted rows, renamed columns and defaults.
+    It gives the current rows of the file in one snapshot, under the columns of ``schema``. It reads with pyiceberg,
+    which applies deletes, renames and defaults.
     """
 
     schema: TableSchema
@@ -177,7 +178,7 @@ class SnapshotChunk:
 def chunks_of(
     metadata_file: str | None, state: TableVersion, schema: TableSchema, current: CurrentRows
 ) -> tuple[ChunkSource, ...]:
-    """The files of a state. LakeError if they are gone, or if there is nothing here to read them with."""
+    """The files of a state as chunks. LakeError if a file is gone, or pyiceberg is not installed."""
     if metadata_file is None:
         raise LakeError(f"there is no Iceberg table of {schema.table} any more")
     try:
@@ -185,7 +186,7 @@ def chunks_of(
         files = [task.file.file_path for task in scan.plan_files()]
     except ImportError as error:
         raise LakeError(
-            f"the rows of {schema.table} are read through pyiceberg, which is not installed ({error})",
+            f"to read the rows of {schema.table} Lakefeed needs pyiceberg, which is not installed ({error})",
             remedy="pip install 'lakefeed[iceberg]'",
         ) from error
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Apache Iceberg tables: what a user writes (``Iceberg``) and the table format it binds to (``IcebergFormat``).
 
-Neither pyspark nor pyiceberg is imported before it is used, so that a status or an idle sync costs nothing.
+This module imports pyspark and pyiceberg only when it uses them, so a status or an idle sync does not load them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 class Iceberg:
     """``Iceberg(spark, "lake/shop")``: tables at ``<path>/<schema>/<table>``.
 
-    ``spark`` is a session, or a function that gives one and is called when Spark is first needed. ``mode`` is that of
-    all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
-    changes. ``catalog`` are Iceberg's catalog properties, with ``type`` and ``name``; without it, a Hadoop catalog
-    whose warehouse is ``path``. In ``namespace``, ``{schema}`` is the source table's schema and dots separate levels.
-    ``naming`` is how columns are called, ``salt`` what masks hash with.
+    ``spark`` is a session, or a function that makes one; Lakefeed calls it when it first needs Spark. ``mode`` holds
+    for all tables; ``rules`` give some tables another or a second one. ``evolution`` says what tables do when the
+    source's schema changes. ``out_of_range`` is as for ``Delta``. ``catalog`` has Iceberg's catalog properties, with
+    ``type`` and ``name``; without it, a Hadoop catalog has its warehouse at ``path``. In ``namespace``, ``{schema}`` is
+    the source table's schema, and dots separate levels. ``naming`` says how columns are named, ``salt`` goes into the
+    hashes of masks. ``storage_options`` are for the object store: docs/object-stores.md.
     """
 
     def __init__(
@@ -77,20 +78,20 @@ class Iceberg:
         return self._root
 
     def history(self, table: TableId, stored: TableId | None = None) -> IcebergHistory:
-        """The versions of one of its tables, maybe a part of ``stored``. No Spark until one is read."""
+        """The versions of one of its tables, maybe a part of ``stored``. Needs Spark only to read one."""
         return IcebergHistory(self._catalog, stored or table, table)
 
     def rows(self, table: TableId) -> StoredRows | None:
-        """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
+        """The rows of one of its tables, read without Spark; None if there is no such table."""
         found = self._catalog.reader(table).table()
         return IcebergRows(found) if found is not None else None
 
     def rule(self, route: Route) -> RowRule:
-        """What the rows of one of its tables are made by."""
+        """The rule that makes the rows of one of its tables."""
         return self._routes.rows(route)
 
     def bind(self, pipeline: str) -> IcebergFormat:
-        """SparkSetupError for a session of the user's that cannot work: now, and not at the first merge."""
+        """Checks the user's session now, and not at the first merge: SparkSetupError if Lakefeed cannot use it."""
         spark = self._spark
         if not callable(spark):
             refuse_without_java(checked_session(spark, formats=("iceberg",)), self._catalog)
@@ -103,7 +104,7 @@ class Iceberg:
 
 
 class IcebergFormat(RoutedFormat):
-    """The lake of one pipeline: see ``lake.base.TableFormat``."""
+    """The lake of one pipeline. Contract: ``lake.base.TableFormat``."""
 
     def __init__(
         self, pipeline: str, spark: Callable[[], SparkSession], catalog: IcebergCatalog, routes: Routes, lake: Storage
@@ -117,10 +118,10 @@ class IcebergFormat(RoutedFormat):
         self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
-        self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
+        self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # by stored table: its parts commit one at a time
 
     def scratch(self, path: str) -> IcebergFormat:
-        """In a Hadoop catalog, whichever the lake's is."""
+        """In a Hadoop catalog, whatever the lake's catalog is."""
         catalog = IcebergCatalog.of({"name": "lakefeed_scratch"}, path, "{schema}")
         return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
 
@@ -131,7 +132,7 @@ class IcebergFormat(RoutedFormat):
         with self._lock:
             if route not in self._tables:
                 catalog, table = self._catalog, route.table
-                namespace, name = catalog.place(route.stored)
+                namespace, name = catalog.identifier(route.stored)
                 reader = catalog.reader(route.stored)
                 turn = self._turns.setdefault(route.stored, threading.RLock())
                 store = IcebergStore(
@@ -155,7 +156,7 @@ class IcebergFormat(RoutedFormat):
     def _library(self, reader: MetadataReader, route: Route) -> TableLibrary:
         """By the session that there is: a classic one has Iceberg's own."""
         catalog, session = self._catalog, self._sessions.parent()
-        namespace, name = catalog.place(route.stored)
+        namespace, name = catalog.identifier(route.stored)
         if Driver(session).has_jvm:
             return JavaTable(self._java, namespace, name)
         refuse_without_java(session, catalog)

@@ -1,8 +1,8 @@
-"""The versions of an Iceberg table, by its metadata: see ``history``.
+"""The versions of an Iceberg table, by its metadata: see ``lake.history``.
 
-A version is a snapshot, and ``snapshot-log`` has those that were the table's content, in their order. Everything is in
-a snapshot's summary (see ``store``). An expired snapshot is out of the metadata before its files go, so that one
-that is there can be read.
+A version is a snapshot. ``snapshot-log`` lists, in order, those that were the current one. A snapshot's summary has all
+that Lakefeed records (see ``store``). An expired snapshot leaves the metadata before its files go, so every snapshot in
+the metadata is readable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class IcebergHistory:
-    """See ``history.TableHistory``."""
+    """Contract: ``lake.history.TableHistory``."""
 
     keeps_more = "a longer maintenance.keep_hours keeps more snapshots from now on."
 
@@ -58,7 +58,7 @@ class IcebergHistory:
             if note is None or record is None:
                 found.append(LogCommit(version=number))
                 continue
-            # Every snapshot knows the copy that it stands on, so that it does not matter which of them are expired.
+            # Every snapshot records the copy that it builds on, so it does not matter which ones have expired.
             high = record.copied.high
             copy = {"high": high.encode() if high is not None else None}
             found.append(LogCommit(version=number, metadata={**note, "copy": copy}, applied=record.applied))
@@ -68,12 +68,12 @@ class IcebergHistory:
         metadata = self._reader.current() or {}
         if all(one["snapshot-id"] != version for one in metadata.get("snapshots", ())):
             raise LakeError(
-                f"table {self._table} was at that position in snapshot {version}, which has been expired",
+                f"table {self._table} was at that position in snapshot {version}, which has expired",
                 remedy="Ask for a later position; " + self.keeps_more,
             )
 
     def read(self, spark: SparkSession, version: int) -> DataFrame:
-        """In the given session for tables at paths; in a child of it, which has the catalog, for all others."""
+        """In the given session for tables at paths; for all others in a child of it that has the catalog."""
         session = checked_session(spark, formats=("iceberg",))
         if self._catalog.kind == "hadoop":
             reader = session.read.format("iceberg").option("versionAsOf", str(version))
@@ -81,13 +81,13 @@ class IcebergHistory:
         child = Driver(session).child()
         for name, value in self._catalog.settings().items():
             child.conf.set(name, value)
-        namespace, name = self._catalog.place(self._table)
+        namespace, name = self._catalog.identifier(self._table)
         full = ".".join(map(quoted, (self._catalog.name, *namespace, name)))
         return child.sql(f"SELECT * FROM {full} VERSION AS OF {version}")  # noqa: S608  # quoted names
 
 
 class IcebergRows:
-    """See ``reader.StoredRows``. By pyiceberg, file by file: it would otherwise hold all of them in memory.
+    """Contract: ``reader.StoredRows``. Reads with pyiceberg, file by file, to keep memory small.
 
     ``table`` is pyiceberg's.
     """
@@ -116,12 +116,12 @@ class IcebergRows:
 
 
 def rows_of(path: str) -> IcebergRows:
-    """Of a table of a Hadoop catalog."""
+    """The rows of a table of a Hadoop catalog, by its path."""
     return IcebergRows(HadoopMetadata(path).table())
 
 
 def _short(kind: Any) -> Any:
-    """pyiceberg likes types with long offsets, which the lake's tables have nowhere else."""
+    """The plain Arrow type for one of pyiceberg's types with 64-bit offsets."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_short(kind.value_type))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)

@@ -1,6 +1,7 @@
-"""Iceberg's own Java library, through the JVM that Spark runs in: what SQL cannot say, or not in one commit.
+"""Iceberg's Java library, called in Spark's JVM: for what SQL cannot do, or not in one commit.
 
-Everything here works on metadata and costs milliseconds. Nothing is retried by us; what goes wrong is raised as it is.
+Everything here works on metadata and costs milliseconds, but ``Marking.write``. Nothing here retries: errors of the
+library pass through as they are.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 _BRANCH = "lakefeed-publishing"
 _LINEAGE = ("_row_id", "_last_updated_sequence_number")
 _PUFFIN = b"PFA1"
-_POSITION_FIELD = 2147483645  # the table specification's id of a row's position
+_POSITION_FIELD = 2147483645  # the id that the table specification gives to a row's position
 
 
 class JavaCatalog:
-    """One catalog, opened when it is first needed. Tables of different threads do not disturb each other."""
+    """One catalog, opened at its first use. Threads may use different tables of it at the same time."""
 
     def __init__(self, name: str, properties: Mapping[str, str], spark: Callable[[], SparkSession]) -> None:
         self._name = name
@@ -71,7 +72,7 @@ class JavaTable:
         self._name = name
 
     def making(self, schema: Mapping[str, Any], properties: Mapping[str, str], layout: Layout) -> Addition:
-        """Make the table: nothing is seen of it before files are added."""
+        """Begin a new table. Readers see it when the addition commits."""
         jvm, catalog = self._catalog.open()
         namespace = self._identifier(jvm).namespace()
         if not catalog.namespaceExists(namespace):
@@ -98,11 +99,10 @@ class JavaTable:
         layout: Layout,
         part: Part | None = None,
     ) -> Addition:
-        """Put other rows in the place of all that are there, or of a ``part``, under other columns, in one commit.
+        """Begin to replace all rows, or those of a ``part``, and alter the columns, in one commit.
 
-        Everything else stays as it is: id, other properties, partition fields, sort order, snapshots, tags, and of the
-        columns that stay their ids and comments. Partition fields and sort order change to those of ``layout``, if it
-        has some.
+        The table keeps its id, other properties, snapshots and tags, and the ids and comments of columns that stay. It
+        keeps its partition fields and sort order, too, unless ``layout`` has others.
         """
         jvm, catalog = self._catalog.open()
         transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
@@ -120,7 +120,7 @@ class JavaTable:
         return Addition(jvm, transaction, replaced)
 
     def lay_out(self, layout: Layout) -> None:
-        """The properties and the sort order of a layout, for what is written from here on."""
+        """Set the layout's properties and sort order. They hold for what is written later."""
         jvm, catalog = self._catalog.open()
         transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
         if layout.properties:
@@ -130,14 +130,14 @@ class JavaTable:
         transaction.commitTransaction()
 
     def appending(self) -> Addition:
-        """Add to the table as it is."""
+        """Begin to add files to the table as it is."""
         jvm, catalog = self._catalog.open()
         return Addition(jvm, catalog.loadTable(self._identifier(jvm)).newTransaction())
 
     def publish(self, snapshot: int) -> None:
-        """Make a staged snapshot the table's content; ConcurrentModification if it was not made on what that is now.
+        """Make a staged snapshot the current one; ConcurrentModification if its parent is not the current one.
 
-        The branch is there for the time of this one commit: Iceberg moves ``main`` forward only to a branch.
+        Iceberg moves ``main`` forward only to a branch, so this commit creates one and removes it again.
         """
         from pyspark.errors import IllegalArgumentException
 
@@ -146,11 +146,11 @@ class JavaTable:
         try:
             change = change.createBranch(_BRANCH, snapshot).fastForwardBranch("main", _BRANCH)
             change.removeBranch(_BRANCH).commit()
-        except IllegalArgumentException as error:  # Iceberg has no class for it
+        except IllegalArgumentException as error:  # Iceberg has no class of its own for this
             raise ConcurrentModification(str(error)) from error
 
     def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
-        """Change columns and properties in one commit. Each alteration sees the ones before it."""
+        """Change columns and properties in one commit. Each alteration sees those before it."""
         jvm, catalog = self._catalog.open()
         transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
         for alteration in alterations:
@@ -161,7 +161,7 @@ class JavaTable:
         transaction.commitTransaction()
 
     def stage_nothing(self, summary: Mapping[str, str]) -> None:
-        """A staged snapshot that changes nothing and records something."""
+        """Stage a snapshot that changes no rows and only records ``summary``."""
         jvm, catalog = self._catalog.open()
         append = catalog.loadTable(self._identifier(jvm)).newAppend().stageOnly()
         for key, value in summary.items():
@@ -169,7 +169,7 @@ class JavaTable:
         append.commit()
 
     def marking(self) -> Marking:
-        """Rows that are to go and others that are to come, as one snapshot on what the table is now."""
+        """Begin to mark rows and to add others, in one snapshot on the current one."""
         jvm, catalog = self._catalog.open()
         return Marking(jvm, catalog.loadTable(self._identifier(jvm)))
 
@@ -193,9 +193,9 @@ class JavaTable:
 
 
 class Addition:
-    """Files that are to become part of a table, in one commit with what it records.
+    """Adds files to a table in one commit, with what it records.
 
-    ``replaced`` is Iceberg's expression of the rows that go; None: all stay.
+    ``replaced`` is Iceberg's expression for the rows to delete; None deletes none.
     """
 
     def __init__(self, jvm: Any, transaction: Any, replaced: Any = None) -> None:
@@ -212,7 +212,7 @@ class Addition:
 
     @property
     def directory(self) -> str:
-        """Where its files belong: a local path, or an address."""
+        """Where the table's data files go: a local path, or a URI."""
         location = str(self._table.location()).rstrip("/")
         if location.startswith("file:"):
             location = "/" + location.removeprefix("file:").lstrip("/")
@@ -227,15 +227,15 @@ class Addition:
     ) -> None:
         """See ``library.Addition``.
 
-        A file is of the partition that it says. Without one it is of none, as the first ones of the table were, also
-        where its owner has given it partition fields since: Iceberg knows of each file which fields it was written by.
+        A file belongs to the partition that it names. A file that names none is added under an unpartitioned spec, even
+        if the table's owner has added partition fields since: Iceberg keeps the spec of each file.
         """
-        if properties:  # first: only the first change of a transaction lets older metadata go
+        if properties:  # first: only the first change of a transaction removes old metadata files
             _set(self._transaction.updateProperties(), properties)
         is_partitioned = any(file.partition for file in files)
         unpartitioned = next((one for one in self._table.specs().values() if one.isUnpartitioned()), None)
         spec = self._table.spec() if is_partitioned else unpartitioned
-        if spec is None and files:  # somebody has removed what no file used
+        if spec is None and files:  # somebody has removed the unpartitioned spec, which no file used
             update = self._transaction.updateSpec()
             for field in self._table.spec().fields():
                 update.removeField(field.name())
@@ -249,7 +249,7 @@ class Addition:
             append = self._transaction.newAppend()
             add = append.appendFile
         for file in files:
-            # With the bounds of its columns, from its footer: they are what lets readers and merges leave files out.
+            # With the bounds of its columns, from its footer: readers and merges skip files by them.
             path = f"{self.directory}/{file.name}"
             path = path if "://" in path else spark_path(path)
             config = _iceberg(self._jvm, "MetricsConfig").forTable(self._table)
@@ -271,10 +271,9 @@ class Addition:
 
 
 class Marking:
-    """What becomes one snapshot: data files that come, and rows of others that go, by deletion vectors.
+    """One snapshot that adds data files and marks rows of others as deleted, by deletion vectors.
 
-    Spark writes the data files as it does for Iceberg's own rewriting of files: they are handed over instead of
-    committed.
+    Spark writes the data files as for Iceberg's own rewriting of files: it hands them over and does not commit them.
     """
 
     def __init__(self, jvm: Any, table: Any) -> None:
@@ -283,7 +282,7 @@ class Marking:
         self._spec = table.spec()
 
     def snapshot(self, *, fresh: bool = False) -> int | None:
-        """That the table is at: now, or when it was last read."""
+        """The table's current snapshot: now (``fresh``), or when this object last read the table."""
         if fresh:
             self._table.refresh()
         current = self._table.currentSnapshot()
@@ -294,7 +293,7 @@ class Marking:
         expressions = _iceberg(self._jvm, "expressions.Expressions")
         low = expressions.greaterThanOrEqual(bounds.column, _comparable(bounds.low))
         high = expressions.lessThanOrEqual(bounds.column, _comparable(bounds.high))
-        # ``and`` is a word of Python's own.
+        # ``and`` is a keyword in Python.
         planned = self._table.newScan().filter(getattr(expressions, "and")(low, high)).planFiles()
         try:
             return bool(planned.iterator().hasNext())
@@ -302,7 +301,7 @@ class Marking:
             planned.close()
 
     def write(self, rows: DataFrame) -> list[Any]:
-        """The rows as data files of the table, which no commit names yet."""
+        """Write the rows as data files of the table. No commit names them yet."""
         from pyspark.sql import functions as F  # noqa: N812
 
         group = uuid.uuid4().hex
@@ -310,7 +309,7 @@ class Marking:
         coordinator = _iceberg(self._jvm, "spark.FileRewriteCoordinator").get()
         cache.add(group, self._table)
         try:
-            # What a reader sees of a row's id and age is given by the commit.
+            # NULL: the commit assigns each row's id and sequence number.
             lineage = (F.lit(None).cast("long").alias(name) for name in _LINEAGE)
             writer = rows.select("*", *lineage).writeTo(f"{HANDED_OVER}.`{group}`")
             writer.option("use-table-distribution-and-ordering", "false").append()
@@ -321,12 +320,12 @@ class Marking:
         return written
 
     def discard(self, files: Iterable[Any]) -> None:
-        """Remove files that no commit will name: nobody else would."""
+        """Remove files that no commit will name. Nobody else would."""
         for file in files:
             self._table.io().deleteFile(str(file.location()))
 
     def vectors(self) -> dict[str, DeletionVector]:
-        """Those of the table's data files that have one. UnknownDeletesError where rows were deleted by other means."""
+        """The deletion vectors of the table, by data file. UnknownDeletesError if rows were deleted by other means."""
         found: dict[str, DeletionVector] = {}
         to_json = _iceberg(self._jvm, "ContentFileParser").toJson
         planned = self._table.newScan().planFiles()
@@ -342,7 +341,7 @@ class Marking:
         return found
 
     def read(self, vectors: Iterable[DeletionVector]) -> list[BitMap]:
-        """The rows that they mark."""
+        """The rows that each vector marks."""
         found, contents = [], dict[str, bytes]()
         for vector in vectors:
             place = str(vector.described["file-path"])
@@ -393,10 +392,10 @@ class Marking:
         removed: Iterable[DeletionVector],
         summary: Mapping[str, str],
     ) -> int:
-        """One snapshot on the one that was last read, which becomes the table's content: a compare-and-swap.
+        """Commit one snapshot on the one that was last read, by a compare-and-swap. Returns its id.
 
-        Returns its number. ``removed`` are the vectors that ``added`` ones stand for. Iceberg's own commits try again
-        on whatever the table has become; this one raises Iceberg's CommitFailedException instead.
+        ``added`` vectors replace ``removed`` ones. Iceberg's own commits retry on whatever the table has become; this
+        one raises Iceberg's CommitFailedException instead.
         """
         mapper = _iceberg(self._jvm, "util.JsonUtil").mapper()
         from_json = _iceberg(self._jvm, "ContentFileParser").fromJson
@@ -405,7 +404,7 @@ class Marking:
         made = _iceberg(self._jvm, "Transactions").newTransaction(self._table.name(), operations)
         delta = made.newRowDelta()
         if (current := base.currentSnapshot()) is not None:
-            delta.validateFromSnapshot(current.snapshotId())  # else vectors of the same files would count as conflicts
+            delta.validateFromSnapshot(current.snapshotId())  # else older vectors of the same files are conflicts
         for file in files:
             delta.addRows(file)
         for vector in added:
@@ -414,7 +413,7 @@ class Marking:
             delta.removeDeletes(from_json(mapper.readTree(json.dumps(vector.described)), self._spec))
         for key, value in summary.items():
             delta.set(key, value)
-        delta.commit()  # into the transaction, which writes manifests and no metadata
+        delta.commit()  # into the transaction: it writes manifests, but no metadata file
         new = made.table().operations().current()
         operations.commit(base, new)
         return int(new.currentSnapshot().snapshotId())
@@ -422,7 +421,7 @@ class Marking:
 
 @dataclass(frozen=True, slots=True)
 class DeletionVector:
-    """One data file's, as Iceberg's JSON; its rows, where they are known."""
+    """The deletion vector of one data file, as Iceberg's JSON; the rows it marks, or None until they are read."""
 
     described: Mapping[str, Any]
     rows: BitMap | None = None
@@ -433,7 +432,7 @@ class UnknownDeletesError(Exception):
 
 
 def puffin_of(marks: Mapping[str, BitMap]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """A Puffin file with the deletion vectors of data files, and where in it each of them is: offset and length."""
+    """A Puffin file with the deletion vectors of data files, and the offset and length of each in it."""
     content, places = bytearray(_PUFFIN), dict[str, tuple[int, int]]()
     blobs = []
     for file, rows in marks.items():
@@ -443,7 +442,7 @@ def puffin_of(marks: Mapping[str, BitMap]) -> tuple[bytes, dict[str, tuple[int, 
             {
                 "type": "deletion-vector-v1",
                 "fields": [_POSITION_FIELD],
-                "snapshot-id": -1,  # the specification's words for "that of the commit"
+                "snapshot-id": -1,  # in the specification: "the commit's"
                 "sequence-number": -1,
                 "offset": len(content),
                 "length": len(vector),
@@ -457,7 +456,7 @@ def puffin_of(marks: Mapping[str, BitMap]) -> tuple[bytes, dict[str, tuple[int, 
 
 
 def _sort_by(jvm: Any, transaction: Any, columns: Sequence[str]) -> None:
-    """The short form of ``asc``, with a name alone, belongs to an interface that Py4J does not see."""
+    """With the long form of ``asc``: the short one belongs to an interface that Py4J does not see."""
     order, first = transaction.replaceSortOrder(), _iceberg(jvm, "NullOrder").NULLS_FIRST
     for name in columns:
         order = order.asc(_iceberg(jvm, "expressions.Expressions").ref(name), first)
@@ -465,7 +464,7 @@ def _sort_by(jvm: Any, transaction: Any, columns: Sequence[str]) -> None:
 
 
 def _repartition(jvm: Any, transaction: Any, layout: Layout) -> None:
-    """The partition fields of a layout in place of those that the table has, unless they are the same."""
+    """Replace the table's partition fields by those of a layout, unless they are the same."""
     table = transaction.table()
     columns = table.schema()
     there = [(str(columns.findColumnName(field.sourceId())), str(field.transform())) for field in table.spec().fields()]
@@ -490,15 +489,15 @@ def _repartition(jvm: Any, transaction: Any, layout: Layout) -> None:
 
 @lru_cache(maxsize=100)
 def _iceberg(jvm: Any, name: str) -> Any:
-    """A class of Iceberg's. By its whole name: with dots, all jars are searched for every package on the way.
+    """A class of Iceberg. By its whole name: with dots, Py4J searches all jars for every package on the way.
 
-    Kept, because the JVM looks the name up in every class loader each time.
+    Cached, because the JVM searches every class loader for the name each time.
     """
     return getattr(jvm, f"org.apache.iceberg.{name}")
 
 
 def _each(planned: Any) -> Iterator[Any]:
-    """What a Java iterable that is no collection gives."""
+    """The items of a Java iterable that is no collection."""
     iterator = planned.iterator()
     while iterator.hasNext():
         yield iterator.next()
@@ -528,7 +527,7 @@ def _alter(jvm: Any, update: Any, alteration: Alteration) -> None:
     elif isinstance(alteration, Describe):
         update.updateColumnDoc(alteration.name, alteration.text)
     elif isinstance(alteration, Add):
-        # ``null`` as the parent: with one name only, dots in it would be taken for a path.
+        # With ``null`` as the parent: with the name alone, Iceberg takes dots in it for a path.
         kind = _java_type(jvm, alteration.type)
         if alteration.default is None:
             update.addColumn(None, alteration.name, kind)
@@ -540,14 +539,14 @@ def _alter(jvm: Any, update: Any, alteration: Alteration) -> None:
 
 
 def _java_type(jvm: Any, described: Any) -> Any:
-    """A type of Iceberg's JSON, read as the one column of a schema."""
+    """A type of Iceberg's JSON as a Java object: parsed as the only column of a schema."""
     column = {"id": 1, "name": "c", "required": False, "type": described}
     parsed = _iceberg(jvm, "SchemaParser").fromJson(json.dumps({"type": "struct", "fields": [column]}))
     return parsed.findType("c")
 
 
 def _comparable(value: Any) -> Any:
-    """Dates and times as text, which Iceberg turns into the column's type."""
+    """Dates and times as text, which Iceberg converts to the column's type."""
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")
     return value.isoformat() if isinstance(value, date) else value

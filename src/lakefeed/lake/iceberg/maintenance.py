@@ -1,9 +1,7 @@
 """Maintenance of one Iceberg table: pack small files, fold deletion vectors, expire old snapshots.
 
-What the table records survives all of it.
-
-A snapshot made by packing records nothing, so one that does is put on top of it before anything is expired: empty, and
-published only if nothing was committed in between.
+The table keeps its record. A snapshot made by packing has none, so Lakefeed puts an empty one with the record on top
+before it expires snapshots, and publishes it only if nobody has committed in between.
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ if TYPE_CHECKING:
     from lakefeed.lake.iceberg.store import IcebergStore
 
 KEPT_SNAPSHOTS = 10
-"""That stay whatever their age."""
+"""So many snapshots stay whatever their age."""
 _NO_LIMIT = 1 << 60
-"""Bytes from which a file is split. By default 1.8 times the target: to pack small ones takes large ones apart."""
+"""No file is split for its size. By default Iceberg, when it packs, also splits files of 1.8 times the target."""
 
 
 def maintain_table(
     store: IcebergStore, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
 ) -> MaintenanceResult:
-    """See ``LakeTable.maintain``. The session is asked for only if it is needed."""
+    """See ``LakeTable.maintain``. Calls ``session`` only if it needs Spark."""
     size = store.size()
     if size is None:
         return MaintenanceResult()
     before = after = size[0]
     try:
-        # To ask for each file's marks takes calls into the JVM: only where there are some in all.
+        # Reading each file's marks takes JVM calls: do it only if the table has marks at all.
         has_many = store.marked_share > options.marked_share / 4
         share = folded_from(store.library.marked_files(), options) if has_many else None
         packs = needs_packing(*size, options)
@@ -51,7 +49,7 @@ def maintain_table(
             pack(session(), store.name, sized, store.having(by), share, is_ordered=is_ordered, only_folds=not packs)
             packed = store.size()
             after = packed[0] if packed is not None else after
-    finally:  # a table that cannot be packed must not grow without end, too
+    finally:  # clean up even if packing fails, so that the table does not grow without end
         removed = clean(store, session, options)
     return MaintenanceResult(files_before=before, files_after=after, removed=removed)
 
@@ -66,9 +64,9 @@ def pack(
     is_ordered: bool,
     only_folds: bool = False,
 ) -> None:
-    """Small files into large ones, sorted as the table's owner has ordered it, else by ``key`` if there is one.
+    """Pack small files into large ones, sorted by the table's own sort order, else by ``key`` if there is one.
 
-    Files with more than ``share`` marked rows, too, or only those.
+    Also rewrites files with more than ``share`` marked rows; with ``only_folds`` these alone.
     """
     folds = share if share is not None else 1.0 if options.insists else options.marked_share
     given = {
@@ -89,9 +87,10 @@ def pack(
 
 
 def clean(store: IcebergStore, session: Callable[[], SparkSession], options: MaintenanceOptions) -> int:
-    """Expire snapshots that nobody needs, after one that records is on top of those that do not. Returns the files.
+    """Put a snapshot with a record on top, if the current one has none; then expire old snapshots. Returns how many
+    files that removed.
 
-    What the table's owner wants to keep longer, by its properties, is kept longer.
+    The table's properties may keep snapshots longer.
     """
     with store.turn if store.part is not None else nullcontext():
         found = store.newest_below_others()
@@ -119,5 +118,5 @@ def clean(store: IcebergStore, session: Callable[[], SparkSession], options: Mai
 
 
 def _text(value: str) -> str:
-    """As a literal of Spark SQL."""
+    """A text literal of Spark SQL."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

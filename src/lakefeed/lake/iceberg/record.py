@@ -1,4 +1,4 @@
-"""What one snapshot of an Iceberg table records: see ``store``. Values only."""
+"""What a snapshot of an Iceberg table records: see ``store``. Values only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OWNER, GENERATION, APPLIED = "lakefeed.owner", "lakefeed.generation", "lakefeed.
 SCHEMA_VERSION, COPY = "lakefeed.schema-version", "lakefeed.copy"
 COMMIT, ATTEMPT = "lakefeed.commit", "lakefeed.attempt"
 DESCRIBED = "lakefeed.described"
-"""Property of a table: the columns whose comments are the source's (JSON). Comments of others are the owner's."""
+"""A table property: the columns whose comments are the source's (JSON). Other comments are the table owner's."""
 OTHERS = "lakefeed.others"
-"""In a table that is a union: what the snapshot records of the other parts, by their owner (JSON)."""
+"""In a union: what the snapshot records of the other parts, by their owner (JSON)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What one snapshot says. ``applied`` is None until the copy is complete."""
+    """What one snapshot records. ``applied`` is None until the copy is complete."""
 
     owner: str
     generation: int
@@ -48,7 +48,7 @@ class Record:
     copied: Copied
 
     def summary(self, commit: Mapping[str, Any]) -> dict[str, str]:
-        """As properties of a snapshot, with what people read."""
+        """The record as properties of a snapshot, with ``commit`` for people."""
         found = {
             OWNER: self.owner,
             GENERATION: str(self.generation),
@@ -60,7 +60,7 @@ class Record:
 
     @classmethod
     def of(cls, summary: Mapping[str, str]) -> Self | None:
-        """What a snapshot's summary says; None if Lakefeed did not make it."""
+        """The record in a snapshot's summary; None if Lakefeed did not make the snapshot."""
         if OWNER not in summary or GENERATION not in summary:
             return None
         return cls(
@@ -73,7 +73,7 @@ class Record:
 
 
 def summary_of(summary: Mapping[str, str], owner: str) -> Mapping[str, str] | None:
-    """What a snapshot's summary says of one owner's table, or part of a table; None if nothing."""
+    """What a snapshot's summary records for one owner's table, or part of a table; None if nothing."""
     if summary.get(OWNER) == owner:
         return summary
     others: dict[str, dict[str, str]] = json.loads(summary.get(OTHERS, "{}"))
@@ -81,7 +81,7 @@ def summary_of(summary: Mapping[str, str], owner: str) -> Mapping[str, str] | No
 
 
 def others_of(summary: Mapping[str, str], owner: str) -> dict[str, Mapping[str, str]]:
-    """What a snapshot's summary says of all parts of a union but one, by their owner."""
+    """What a snapshot's summary records for all parts of a union but ``owner``'s, by their owner."""
     found: dict[str, Mapping[str, str]] = dict(json.loads(summary.get(OTHERS, "{}")))
     own = (OWNER, GENERATION, APPLIED, SCHEMA_VERSION, COPY, COMMIT)
     if OWNER in summary:
@@ -91,10 +91,10 @@ def others_of(summary: Mapping[str, str], owner: str) -> dict[str, Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A write that is in the table's metadata but not yet its content: see the module.
+    """A staged snapshot: see ``store``.
 
-    ``before`` is what the snapshot that it was made on records; ``published`` if it is the table's content already;
-    ``rows`` how many the table has with it, if its summary says so.
+    ``before`` is its parent's record. ``published``: it is, or was, the current one. ``rows`` is the table's number of
+    rows with it, if its summary says so.
     """
 
     snapshot: int

@@ -1,9 +1,9 @@
-"""Iceberg's words for column types, the field ids that its files carry, and how a table's columns evolve.
+"""Iceberg's names for column types, the field ids in its files, and how a table's columns evolve.
 
-Iceberg knows a column by its id, not by its name: that is what lets it rename and drop columns without touching a file.
-Files of a copy are written with these ids, like Iceberg's own. From version 3 of its table format a column keeps the
-value that rows from before it read, so that a default is metadata, too. Of the types that are widened it reads some in
-place (a longer integer, double for float, more digits); for others the rows have to be written again.
+Iceberg identifies a column by its id, not by its name, so it renames and drops columns without touching a file. A copy
+writes its files with these ids, like Iceberg itself. From version 3 of the table format a column's default is metadata:
+older rows read it. Iceberg reads some widened types in place (a longer integer, double for float, more digits); for
+others Lakefeed rewrites the rows.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _TRUE = {"true", "t", "yes", "y", "on", "1"}
 
 
 def schema_json(schema: TableSchema, comments: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The columns as Iceberg's JSON, with ``comments`` by name. Iceberg gives them ids of its own when a table is made:
-    see ``with_field_ids``.
+    """The columns as Iceberg's JSON, with ``comments`` by name. When Iceberg creates a table it assigns other ids: see
+    ``with_field_ids``.
 
-    All are optional: a source may lift NOT NULL at any time, and a mirror must not fail on that.
+    All are optional: a source may drop NOT NULL at any time, and a mirror must not fail on that.
     """
     nested = iter(range(len(schema.columns) + 1, 10**6))
     fields = [
@@ -70,20 +70,20 @@ def type_json(kind: pa.DataType, ids: Any) -> Any:
 
 
 def with_field_ids(columns: pa.Schema, described: Mapping[str, Any]) -> pa.Schema:
-    """The Arrow columns of a file, marked with the ids of the table's schema (Iceberg's JSON)."""
+    """The Arrow columns of a file with the field ids of the table's schema (Iceberg's JSON)."""
     by_name = {field["name"]: field for field in described["fields"]}
-    return pa.schema([_marked(column, by_name[column.name]["id"], by_name[column.name]["type"]) for column in columns])
+    return pa.schema([_with_id(column, by_name[column.name]["id"], by_name[column.name]["type"]) for column in columns])
 
 
-def _marked(field: Any, number: int, described: Any) -> Any:
+def _with_id(field: Any, number: int, described: Any) -> Any:
     kind = field.type
     if pa.types.is_list(kind):
-        kind = pa.list_(_marked(kind.value_field, described["element-id"], described["element"]))
+        kind = pa.list_(_with_id(kind.value_field, described["element-id"], described["element"]))
     return pa.field(field.name, kind, metadata={"PARQUET:field_id": str(number)})
 
 
 def default_value(column: Column) -> bool | int | float | str | bytes | Decimal | None:
-    """What rows from before the column read, in a form that Iceberg's literals take; times as ISO text."""
+    """The value that older rows read in the column, in a form for Iceberg's literals; times as ISO text."""
     value, kind = column.default, column.type
     if value is None:
         return None
@@ -110,14 +110,14 @@ def default_value(column: Column) -> bool | int | float | str | bytes | Decimal 
         raise TypeError(f"no default for {kind}")
     except (ArithmeticError, TypeError, ValueError) as error:
         raise TableStoppedError(
-            f"column '{column.name}' was added with the default {value!r}, which is no {kind}",
+            f"the source added column '{column.name}' with the default {value!r}, which is no {kind}",
             remedy="Remove the lake table and start the pipeline again: the table is then copied again.",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """``type`` is Iceberg's JSON; ``default`` what rows from before read."""
+    """``type`` is Iceberg's JSON; older rows read ``default``."""
 
     name: str
     type: Any
@@ -137,7 +137,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Widen:
-    """``type`` is Iceberg's JSON. For a list, ``name`` is that of its element."""
+    """``type`` is Iceberg's JSON. For a list, ``name`` names its element."""
 
     name: str
     type: str
@@ -145,7 +145,7 @@ class Widen:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Behind another column; to the front if that is None."""
+    """Move a column behind ``after``, or to the front."""
 
     name: str
     after: str | None
@@ -153,7 +153,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """A column's comment."""
+    """Set a column's comment."""
 
     name: str
     text: str
@@ -163,13 +163,13 @@ Alteration = Add | Drop | Rename | Widen | Move | Describe
 
 
 def is_in_place(path: Sequence[TableSchema]) -> bool:
-    """Can Iceberg read the rows that are there as the last schema has them?"""
+    """Can Iceberg read the stored rows under the last schema, without a rewrite?"""
     changes = [change for before, after in pairwise(path) for change in diff(before, after)]
     return all(_promotes(change.old, change.new) for change in changes if isinstance(change, RetypeColumn))
 
 
 def alterations(path: Sequence[TableSchema]) -> list[Alteration]:
-    """What leads from the first schema of ``path`` to the last, in an order in which each is possible."""
+    """The alterations from the first schema of ``path`` to the last, in an order in which each is possible."""
     found: list[Alteration] = []
     names = list(path[0].names)
     for before, after in pairwise(path):
@@ -179,7 +179,7 @@ def alterations(path: Sequence[TableSchema]) -> list[Alteration]:
             if isinstance(change, DropColumn):
                 names.remove(change.name)
                 found.append(Drop(change.name))
-        # Renames happen at once: where a new name is still another column's old one, all go by way of a third name.
+        # Renames happen at once: if a new name is still another column's old one, all go through a third name.
         renames = {change.old: change.new for change in changes if isinstance(change, RenameColumn)}
         crossing = {new.lower() for new in renames.values()} & {old.lower() for old in renames}
         found += [Rename(old, f"_lakefeed_was_{old}") for old in renames if crossing]
@@ -190,7 +190,7 @@ def alterations(path: Sequence[TableSchema]) -> list[Alteration]:
                 found += _widened(change.name, change.old, change.new)
             if isinstance(change, AddColumn):
                 names.append(change.column.name)
-                kind = type_json(change.column.type, count(1))  # Iceberg gives ids of its own
+                kind = type_json(change.column.type, count(1))  # Iceberg assigns its own ids
                 found.append(Add(change.column.name, kind, default_value(change.column)))
     if names != list(path[-1].names):  # so that ``SELECT *`` has the columns in the source's order
         found += [Move(name, after) for after, name in pairwise([None, *path[-1].names]) if name is not None]
@@ -198,10 +198,10 @@ def alterations(path: Sequence[TableSchema]) -> list[Alteration]:
 
 
 def replacements(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Alteration]:
-    """What leads from a table's columns to those of a new copy of it, both as Iceberg's JSON.
+    """The alterations from a table's columns to those of a new copy of it, both as Iceberg's JSON.
 
-    A column of the same name stays the same one, with its id and comment, if Iceberg can read its older values as the
-    new type; otherwise another one takes its name.
+    A column of the same name keeps its id and comment if Iceberg can read its older values as the new type; otherwise
+    it is dropped, and a new column takes its name.
     """
     old = {field["name"]: without_ids(field["type"]) for field in current["fields"]}
     new = {field["name"]: without_ids(field["type"]) for field in wanted["fields"]}
@@ -213,13 +213,13 @@ def replacements(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
     order = [*(name for name in old if name in stays), *(name for name in new if name not in stays)]
     if order != list(new):
         found += [Move(name, after) for after, name in pairwise([None, *new]) if name is not None]
-    said = {field["name"]: field.get("doc") for field in current["fields"] if field["name"] in stays}
-    told = {field["name"]: field["doc"] for field in wanted["fields"] if "doc" in field}
-    return found + [Describe(name, text) for name, text in told.items() if said.get(name) != text]
+    stored = {field["name"]: field.get("doc") for field in current["fields"] if field["name"] in stays}
+    comments = {field["name"]: field["doc"] for field in wanted["fields"] if "doc" in field}
+    return found + [Describe(name, text) for name, text in comments.items() if stored.get(name) != text]
 
 
 def current_schema(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns of a table, of its metadata."""
+    """A table's current columns, from its metadata."""
     found: Mapping[str, Any] = next(
         one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"]
     )
@@ -228,7 +228,7 @@ def current_schema(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the owner of a table has given a column to: the table cannot lose the column before the statement is run."""
+    """Something of the table owner's that uses a column. The column can go once somebody has run ``statement``."""
 
     column: str
     what: str
@@ -236,7 +236,7 @@ class Use:
 
 
 def uses(metadata: Mapping[str, Any], sql_name: str) -> list[Use]:
-    """The columns that partition fields, sort order and identifier fields of a table rest on."""
+    """What uses columns of a table: partition fields, sort order and identifier fields."""
     schema = current_schema(metadata)
     names = {field["id"]: field["name"] for field in schema["fields"]}
     specs = [one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"]]
@@ -259,7 +259,7 @@ def uses(metadata: Mapping[str, Any], sql_name: str) -> list[Use]:
 
 
 def transform_text(transform: str, column: str) -> str:
-    """A partition field as a layout writes it: ``day`` of a column is ``days(column)``."""
+    """A partition field in the form of a layout: ``day`` of a column is ``days(column)``."""
     if transform == "identity":
         return column
     kind, _, number = transform.removesuffix("]").partition("[")
@@ -267,7 +267,7 @@ def transform_text(transform: str, column: str) -> str:
 
 
 def without_ids(described: Any) -> Any:
-    """A type of Iceberg's JSON, to be compared: a scalar's name, or that of a list's items with brackets."""
+    """A type of Iceberg's JSON in a form to compare: a scalar's name, or that of a list's items in brackets."""
     return f"[{without_ids(described['element'])}]" if isinstance(described, Mapping) else described
 
 
@@ -291,5 +291,5 @@ def _promotes(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
         return bool(old.scale == new.scale and old.precision <= new.precision)
     if pa.types.is_integer(old):
-        return bool(pa.types.is_integer(new))  # the policy has seen to it that it is a longer one
+        return bool(pa.types.is_integer(new))  # the policy has checked that it is a longer one
     return old == new or (old, new) == (pa.float32(), pa.float64())

@@ -1,35 +1,35 @@
-"""One Iceberg table: what its commits record, how large it is, and its commits.
+"""One Iceberg table: what its commits record, its extent, and its commits.
 
-What commits record is read from the table's metadata: no Spark, no JVM. It is in the summary of every snapshot that
-Lakefeed makes, so that any one of them has everything:
+The store reads what commits record from the table's metadata: no Spark, no JVM. The summary of every snapshot that
+Lakefeed makes has all of it:
 
     lakefeed.owner           <pipeline>/<table>
-    lakefeed.generation      the life of the table that the snapshot belongs to
+    lakefeed.generation      the table's generation
     lakefeed.applied         change set number; there once the copy is complete
     lakefeed.schema-version  of the rows
     lakefeed.copy            the copy so far: chunks, rows, highest position (JSON)
     lakefeed.commit          for people who read the history (JSON)
-    lakefeed.attempt         one write; how it is found again between being staged and being published
+    lakefeed.attempt         the id of one write, by which the store finds its staged snapshot
 
 A part of a union has an owner of its own. Each snapshot of such a table records the writing part as above, and what
-was recorded of the others before it (``lakefeed.others``), so that any snapshot of ours has all of them, too; the
-properties of a part have its value in their name. The parts of one table commit one at a time.
+the snapshots before it recorded of the other parts (``lakefeed.others``). So any snapshot of ours has all parts. A
+part's properties have its value in their names. The parts of one table commit one at a time.
 
 Snapshots by others (a compaction) record nothing; then the newest ancestor that does counts. Owner, generation and
-schema version are table properties too: a schema belongs to the table and not to a snapshot.
+schema version are table properties, too: a schema belongs to the table and not to a snapshot.
 
-How a step is committed exactly once, also against a process that still believes the table to be its own:
+The store commits a step exactly once, even if another process still believes that the table is its own:
 
-  1 read what the table records; a step that it has is left out
-  2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before
-  3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone;
-    if it records another number than the step begins after, refuse it: the table was rolled back, or brought further
-  4 publish: one commit that makes the staged snapshot the content, if the content still is what it was made on
-Between 1 and 2 another process may come first, which 3 sees; between 3 and 4, which 4 refuses. A staged snapshot that
-is never published is seen by no reader, and goes when snapshots are expired.
+  1 read what the table records; if it has the step, end
+  2 Spark writes the step as a *staged* snapshot: the metadata has it, but it is not the current one
+  3 read what the staged snapshot's parent records; if it has the step, leave the staged one alone; if it records
+    another number than the step begins after, refuse it: somebody rolled the table back, or applied other changes
+  4 publish: one commit that makes the staged snapshot the current one, if its parent still is the current one
+If another process commits between 1 and 2, step 3 sees it; between 3 and 4, step 4 refuses. No reader sees a staged
+snapshot that is never published. It goes when snapshots are expired.
 
-Where rows are marked, Spark finds them and writes the new ones, and Iceberg's library makes the snapshot and the
-table's content of it in one compare-and-swap with the metadata that the step was planned on (``_mark``).
+To mark rows, Spark finds them and writes the new ones. Iceberg's library then makes a snapshot of both and makes it the
+current one, in one compare-and-swap with the metadata that the step was planned on (``_mark``).
 """
 
 from __future__ import annotations
@@ -105,37 +105,37 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SLACK = 1.25
-"""How many times as many snapshots as are wanted are let be: to expire a few takes as long as to expire many."""
+"""Expire only from so many times the wanted number of snapshots on: to expire a few takes as long as many."""
 
 _KEPT = ("max-snapshot-age-ms", "min-snapshots-to-keep")
 _VIEW = "lakefeed_changes"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
-"""Of a whole table and of a merge, up to which one task is about as fast as several."""
+"""Up to a table of so many bytes and a merge of so many rows, one task is about as fast as several."""
 
 PROPERTIES = {
     "format-version": "3",
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
-    # Only with this does Spark stage what it is told to stage.
+    # Without this Spark stages no snapshots.
     "write.wap.enabled": "true",
-    # A commit a second would otherwise leave a metadata file a second.
+    # Each commit writes a metadata file. Keep fifty of them.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "50",
-    # Snapshots by others (a compaction) record nothing: a few of ours stay behind them, whoever expires.
+    # Snapshots by others (a compaction) record nothing: keep a few of ours behind them, whoever expires.
     "history.expire.min-snapshots-to-keep": "10",
 }
-"""What tables are made with; docs/decisions/0008-iceberg-writes.md has the reasons and figures."""
+"""Properties of new tables. Reasons and figures: docs/decisions/0008-iceberg-writes.md."""
 
 
 class IcebergStore:
-    """See ``lake.store.TableStore`` for the contract. ``name`` is the table's parts in Spark SQL, the catalog first.
+    """Contract: ``lake.store.TableStore``. ``name`` has the parts of the table's name in Spark SQL, the catalog first.
 
     Any thread may ask what the table records.
     """
 
-    # The table specification's metadata columns and row lineage.
+    # Metadata columns and row lineage of the table specification.
     reserved: tuple[str, ...] = (
         "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
     )  # fmt: skip
@@ -153,11 +153,11 @@ class IcebergStore:
     ) -> None:
         self.part = part
         self.turn = turn or threading.RLock()
-        """Held while a part of a union commits."""
+        """A part of a union holds it while it commits."""
         suffix = f"@{part.value}" if part is not None else ""
         self.generation_key, self.version_key = f"{GENERATION}{suffix}", f"{SCHEMA_VERSION}{suffix}"
         self.whole_owner = f"{owner.partition('/')[0]}/{part.table}" if part is not None else owner
-        """Whose the table is, by its properties."""
+        """The owner that the table's properties name."""
         self.layout = layout
         self.name = tuple(name)
         self.owner = owner
@@ -166,9 +166,9 @@ class IcebergStore:
         self._sql_name = ".".join(map(quoted, name))
         self._reader = metadata
         self._lock = threading.Lock()
-        self._has_other_deletes = False  # than deletion vectors
-        self._vectors: tuple[int | None, dict[str, DeletionVector]] = (None, {})  # of a snapshot, by data file
-        self._marking: Marking | None = None  # the table as the last extent found it
+        self._has_other_deletes = False  # rows were deleted by other means than deletion vectors
+        self._vectors: tuple[int | None, dict[str, DeletionVector]] = (None, {})  # (snapshot, its vectors by data file)
+        self._marking: Marking | None = None  # the table as ``extent`` last read it
 
     @cached_property
     def library(self) -> TableLibrary:
@@ -191,19 +191,19 @@ class IcebergStore:
         return self._record(self.metadata(), generation)
 
     def is_foreign(self) -> bool:
-        """There is a table that this pipeline did not make."""
+        """Is there a table that this pipeline did not make?"""
         metadata = self.metadata()
         if metadata is None:
             return self._reader.is_other_format()
         return bool(metadata.get("properties", {}).get(OWNER) != self.whole_owner)
 
     def metadata(self) -> Metadata | None:
-        """As it is now; None if there is no table."""
+        """The table's metadata now; None if there is no table."""
         with self._lock:
             return self._reader.current()
 
     def _record(self, metadata: Metadata | None, generation: int) -> Record | None:
-        """TableStoppedError if the table is of this generation, but no snapshot is left that says how far it is."""
+        """TableStoppedError if the table is of this generation, but no snapshot is left that records its changes."""
         if metadata is None:
             return None
         properties = metadata.get("properties", {})
@@ -213,8 +213,8 @@ class IcebergStore:
         if found is None or found[0].generation != generation:
             table = self.owner.partition("/")[2]
             raise TableStoppedError(
-                f"table {table}: the snapshots of {self.location} that record which changes it has are gone; they have "
-                "been expired, or the table was rolled back to before its copy",
+                f"table {table}: the snapshots of {self.location} that record which changes it has are gone: somebody "
+                "expired them, or rolled the table back to before its copy",
                 remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again. Expire "
                 "snapshots only while a newer one by Lakefeed is kept.",
                 table=table,
@@ -222,7 +222,7 @@ class IcebergStore:
         return replace(found[0], schema_version=int(properties[self.version_key]))
 
     def _newest(self, metadata: Metadata, snapshot: int | None) -> tuple[Record, Mapping[str, Any]] | None:
-        """What the newest snapshot of ours records and says to people, from one on backwards."""
+        """The record of our newest snapshot, from ``snapshot`` on backwards, and its text for people."""
         for ancestor in _lineage(metadata, snapshot):
             own = summary_of(ancestor["summary"], self.owner)
             record = Record.of(own) if own is not None else None
@@ -231,7 +231,7 @@ class IcebergStore:
         return None
 
     def summary(self, record: Record, commit: Mapping[str, Any]) -> dict[str, str]:
-        """What a snapshot on the current one is to record. Of a union, ``turn`` is held until it is published."""
+        """The summary of a new snapshot on the current one. A part of a union holds ``turn`` until it has published."""
         found = record.summary(commit)
         if self.part is None:
             return found
@@ -244,7 +244,7 @@ class IcebergStore:
         return found
 
     def staged(self, attempt: str) -> Staged | None:
-        """The write of that name; None if it made no snapshot."""
+        """The snapshot of that attempt; None if it made none."""
         metadata = self.metadata() or {}
         for snapshot in metadata.get("snapshots", ()):
             if snapshot["summary"].get(ATTEMPT) == attempt:
@@ -258,7 +258,7 @@ class IcebergStore:
     # Extent and rows
 
     def size(self) -> tuple[int, int] | None:
-        """Files and bytes of the table's data, as its current snapshot sums them up."""
+        """Data files and their bytes, by the current snapshot's summary."""
         metadata = self.metadata()
         if metadata is None:
             return None
@@ -268,16 +268,16 @@ class IcebergStore:
 
     @property
     def marked_share(self) -> float:
-        """Of all rows in the table's files, those that are marked as deleted."""
+        """The share of the rows in the table's files that is marked as deleted."""
         metadata = self.metadata() or {}
         summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
         total, marked = int(summary.get("total-records", 0)), int(summary.get("total-position-deletes", 0))
         return marked / total if total else 0.0
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:  # noqa: ARG002
-        """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched.
+        """A merge marks rows and rewrites no file, so it never touches bytes.
 
-        Of the touched files only whether there are any is asked for: to count them takes a call into the JVM each.
+        If any file is touched, ``touched_files`` counts all: to count the touched ones costs a JVM call for each.
         """
         size = self.size()
         if size is None:
@@ -296,7 +296,7 @@ class IcebergStore:
         )
 
     def _marked_on(self) -> int | None:
-        """The snapshot whose rows can be marked as deleted by commits of our own; None if Spark has to do it."""
+        """The snapshot whose rows our own commits can mark as deleted; None if Spark has to merge."""
         metadata = self.metadata() or {}
         properties, specs = metadata.get("properties", {}), metadata.get("partition-specs", ())
         summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
@@ -319,7 +319,7 @@ class IcebergStore:
         raise LakeError(f"no extent of {self.location} names files to replace: its rows are masked, not rewritten")
 
     def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:  # noqa: ARG002
-        """By Iceberg's own reader, which leaves out what is marked. The commit sees to it that it read ``old``."""
+        """By Iceberg's own reader, which leaves out marked rows. The commit checks that it has read ``old``."""
         from pyspark.sql import functions as F  # noqa: N812
 
         where = (F.col("_file").alias(FILE), F.col("_pos").alias(ROW))
@@ -362,11 +362,11 @@ class IcebergStore:
         return self.applied(stamp.generation) or done
 
     def _mark(self, step: MarkRows, summary: Mapping[str, str]) -> None:
-        """A snapshot with the step's rows and deletion vectors, by Iceberg's library.
+        """Make a snapshot with the step's rows and deletion vectors, by Iceberg's library.
 
         1 find the rows that go  2 write those that come  3 check that the table is at the snapshot that the step was
-        planned on, whose records the caller has read  4 with the rows that were marked before, write the deletion
-        vectors  5 one commit that names all of it, if the table is still what 3 has found.
+        planned on, whose record the caller has read  4 write the deletion vectors, with the rows that were marked
+        before  5 name all of it in one commit, if the table is still at that snapshot.
         """
         marking, old = self._marking, step.old.version
         if marking is None:
@@ -377,7 +377,7 @@ class IcebergStore:
             raise ConcurrentModification(f"the table is at snapshot {now}, not at {old}")
         try:
             known = self._vectors[1] if self._vectors[0] == old else marking.vectors()
-        except UnknownDeletesError as error:  # planned again, it is a merge
+        except UnknownDeletesError as error:  # the caller plans again, and gets a merge
             self._has_other_deletes = True
             raise ConcurrentModification(str(error)) from error
         unread = [file for file in found if file in known and known[file].rows is None]
@@ -389,7 +389,7 @@ class IcebergStore:
         self._vectors = (snapshot, {**known, **added})
 
     def write(self, session: SparkSession, step: Step) -> None:
-        """A snapshot with the step's rows, by Spark."""
+        """Let Spark write a snapshot with the step's rows."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if isinstance(step, AppendRows):
@@ -401,7 +401,7 @@ class IcebergStore:
             step.rows.writeTo(self._sql_name).overwrite(own)
             return
         step.rows.createOrReplaceTempView(_VIEW)
-        # A small merge into a small table is written by one task: a file for every core, every second, adds up.
+        # One task writes a small merge into a small table. Several would leave a file each, every second.
         size = self.size()
         is_small = size is not None and size[1] <= _SMALL_BYTES and step.count <= _SMALL_ROWS
         before: Any = session.conf.get(_PARTITIONS)
@@ -409,16 +409,16 @@ class IcebergStore:
         try:
             session.sql(step.statement(self._sql_name, _VIEW))
         finally:
-            session.conf.set(_PARTITIONS, before)  # unset, it would be Spark's default and not the session's
+            session.conf.set(_PARTITIONS, before)  # ``unset`` would give Spark's default and not the session's
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
-        """Of two processes that alter columns at once, the second finds its columns changed already and fails."""
+        """If two processes alter columns at once, the second finds its columns changed already, and fails."""
         record, version = self.record(stamp.generation), stamp.schema_version
         if record is None or version is None:
             raise LakeError(f"there is no table of generation {stamp.generation} at {self.location}")
         if record.schema_version >= version:
             return
-        if self.part is not None:  # columns that go stay for the other parts
+        if self.part is not None:  # other parts keep a column that this one drops
             there = {field["name"].lower() for field in current_schema(self.metadata() or {})["fields"]}
             added = [one for one in alterations(path) if isinstance(one, Add) and one.name.lower() not in there]
             self.library.alter(added, {self.version_key: str(version)})
@@ -428,9 +428,9 @@ class IcebergStore:
             self.refuse_used(changes)
             self.library.alter(changes, {SCHEMA_VERSION: str(version)})
             return
-        # The whole table under other types, in one commit, which records the number that the rows are of. It replaces
-        # whatever was committed since it was begun. What it then records is true of what it then has, so that the
-        # changes that it has undone are applied again.
+        # Rewrite the whole table under other types, in one commit that records the change set of the rows it has read.
+        # The commit replaces whatever others have committed meanwhile. The record then says so, and the next sync
+        # applies the lost changes again.
         with recording(session, replace(record, schema_version=version).summary(stamp.metadata)):
             rows = self.read(session).select(*projected(path))
             came_from = lineage(path)
@@ -441,7 +441,7 @@ class IcebergStore:
             rows.writeTo(self._sql_name).using("iceberg").tableProperty(SCHEMA_VERSION, str(version)).replace()
 
     def refuse_used(self, changes: Sequence[Alteration]) -> None:
-        """TableStoppedError if a column goes that something of the owner's rests on: Iceberg would lose that."""
+        """TableStoppedError if the owner's partitions, order or identifier use a column that ``changes`` drop."""
         gone = {change.name for change in changes if isinstance(change, Drop)}
         metadata = self.metadata()
         used = [one for one in uses(metadata, self._sql_name) if one.column in gone] if metadata is not None else []
@@ -449,7 +449,7 @@ class IcebergStore:
             table, statements = self.owner.partition("/")[2], dict.fromkeys(one.statement for one in used)
             raise TableStoppedError(
                 f"table {table}: column '{used[0].column}' was dropped or has another type, and {used[0].what} of the "
-                "lake table rests on it",
+                "lake table uses it",
                 remedy=f"{'; '.join(statements)}. The pipeline then goes on by itself.",
                 table=table,
             )
@@ -506,7 +506,7 @@ class IcebergStore:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """By Iceberg's own functions, so that each file of a copy is of the partition that Iceberg takes it for."""
+        """By Iceberg's own functions, so that a copy and Iceberg agree on each row's partition."""
         found: list[str] = []
         if not self.layout.partitions or not self.library.takes_files:  # Spark then knows by itself
             return ()
@@ -518,7 +518,7 @@ class IcebergStore:
         return tuple(found)
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
-        """The snapshots of this generation that are still there and whose rows are all of one moment."""
+        """The snapshots of this generation that still exist and have all rows of one moment."""
         metadata = self.metadata()
         if metadata is None or metadata.get("properties", {}).get(OWNER) != self.owner:
             return ()
@@ -550,26 +550,26 @@ class IcebergStore:
         return maintain_table(self, session, options, key)
 
     def having(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that are columns of the table."""
+        """The names that are columns of the table."""
         metadata = self.metadata()
         there = {field["name"] for field in current_schema(metadata)["fields"]} if metadata is not None else set()
         return tuple(name for name in names if name in there)
 
     @property
     def is_ordered(self) -> bool:
-        """The table's owner has given it a sort order."""
+        """Has the table a sort order?"""
         return bool((self.metadata() or {}).get("default-sort-order-id", 0))
 
     def kept_snapshots(self) -> tuple[float, int]:
-        """For how many seconds, and how many of them, snapshots are to stay by the table's properties."""
+        """By the table's properties: the seconds that snapshots stay, and the number that stays in any case."""
         properties = (self.metadata() or {}).get("properties", {})
         age, least = (properties.get(f"history.expire.{name}", "0") for name in _KEPT)
         return int(age) / 1000, int(least)
 
     def newest_below_others(self) -> tuple[Record, Mapping[str, Any]] | None:
-        """What the table records and says to people, if its newest snapshot does not.
+        """The newest record and its text for people, if the current snapshot is not ours.
 
-        None if it does, or if nothing is recorded.
+        None if it is ours, or if no snapshot has a record.
         """
         metadata = self.metadata()
         current = metadata.get("current-snapshot-id") if metadata is not None else None
@@ -579,9 +579,10 @@ class IcebergStore:
         return self._newest(metadata, current)
 
     def expirable(self, aged: float | None, most: int, *, kept: int, until: float) -> float | None:
-        """Expire snapshots from before this time: None if there are none, or no more than ``kept``.
+        """The time before which snapshots expire: None if none is older, or no more than ``kept`` exist.
 
-        Those from before ``aged``, and the oldest of clearly more than ``most``; none from after ``until``.
+        It is ``aged``, or later where clearly more than ``most`` snapshots exist, so that ``most`` stay; never after
+        ``until``.
         """
         times = sorted(one["timestamp-ms"] / 1000 for one in (self.metadata() or {}).get("snapshots", ()))
         surplus = times[-most] if len(times) > most * _SLACK else None
@@ -591,7 +592,7 @@ class IcebergStore:
 
 
 def _lineage(metadata: Metadata, snapshot: int | None) -> Iterator[Mapping[str, Any]]:
-    """A snapshot and its ancestors, as far as they are still there."""
+    """A snapshot and its ancestors, as far as they still exist."""
     by_id = {one["snapshot-id"]: one for one in metadata.get("snapshots", ())}
     while snapshot is not None and (found := by_id.get(snapshot)) is not None:
         yield found
@@ -599,9 +600,9 @@ def _lineage(metadata: Metadata, snapshot: int | None) -> Iterator[Mapping[str, 
 
 
 def _rows(summary: Mapping[str, str]) -> int | None:
-    """By the sums in a snapshot's summary; None where they do not say it.
+    """The number of rows by a snapshot's summary; None if it does not say.
 
-    With deletion vectors each deleted row is counted once. Equality deletes, which only others write, say nothing.
+    Deletion vectors count each deleted row once. Equality deletes, which only others write, do not count rows.
     """
     records, deleted = summary.get("total-records"), summary.get("total-position-deletes", "0")
     if records is None or summary.get("total-equality-deletes", "0") != "0":

@@ -1,11 +1,11 @@
-"""Append: every change of a window as a row of the table, with what the source says of it. Only ever appends.
+"""Append: every change of a window as a row of the table, with its metadata. Only ever appends.
 
-A row's order is ``_lakefeed_seq``; copied rows have 0 and the operation ``read``. A delete has the key and NULL in the
-other columns, a truncate has NULL in all; ``_lakefeed_absent`` names the columns of an update that the source did not
-send, which are NULL here and are not NULL there. An update that changes the key is a delete and an insert; what the
-source did not send with it is taken from the old key's rows. A before image is a row of the operation ``before``,
-directly ahead of its change. Changes that a copy may already show (a window that is not exact) are rows all the same:
-the last change of a key by seq is right in any case.
+``_lakefeed_seq`` orders the rows; copied rows have 0 and the operation ``read``. A delete has the key and NULL in the
+other columns, a truncate has NULL in all. ``_lakefeed_absent`` names the columns of an update that the source did not
+send: they are NULL here and not in the source. An update that changes the key is a delete and an insert; values that
+the source did not send with it come from the old key's rows. A before image is a row with the operation ``before``,
+directly ahead of its change. Changes that a copy may already show (a window that is not exact) become rows, too: the
+last change of a key by seq is right in any case.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _KNOWN = "_lakefeed_known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append(Mode):
-    """The change log: every change as a row, in order, with what the source says of it. Nothing is ever updated."""
+    """The change log: every change as a row, in order, with its metadata. Lakefeed never updates a row of it."""
 
     name: ClassVar[str] = "append"
     uses_key: ClassVar[bool] = False
-    drop_column: ClassVar[str] = "keep"  # a change log is kept for what was
+    drop_column: ClassVar[str] = "keep"  # a change log is there for the past
 
     def added_columns(self) -> tuple[Column, ...]:
         return (
@@ -50,7 +50,7 @@ class Append(Mode):
             Column(POSITION, pa.string()),
             Column(COMMITTED_AT, INSTANT),
             Column(TXN, pa.string()),
-            Column(ABSENT, pa.list_(pa.string())),  # last: no file statistics are kept behind a list
+            Column(ABSENT, pa.list_(pa.string())),  # last: columns behind a list get no file statistics
         )
 
     def copied_values(self, copy: TableCopy, planned: datetime) -> dict[str, Any]:
@@ -79,9 +79,9 @@ class Append(Mode):
         return AppendRows(packed(rows, window))
 
     def _last_values(self, logged: DataFrame, window: Window) -> DataFrame:
-        """Of each key in the change log, what its row last had in the columns that the window does not always carry.
+        """For each key in the change log, its row's last values in the columns that the window does not always carry.
 
-        Keys whose last row the log does not have whole are left out, and those that it has last seen go.
+        Leaves out keys whose row the log does not have whole, and keys whose last change is a delete.
         """
         from pyspark.sql import functions as F  # noqa: N812
 

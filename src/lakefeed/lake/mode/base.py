@@ -1,6 +1,6 @@
 """Mode: what a lake table is. A mode owns its columns, its step, its defaults, its JSON form and its current rows.
 
-Nothing outside this folder asks which mode it has: it asks the mode. A new mode is a new file here and one line in
+Code outside this folder never asks which mode it has: it asks the mode. To add a mode, add a file here and a line in
 ``registry``.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 INSTANT = pa.timestamp("us", tz="UTC")
 COMMITTED_AT, OPERATION = "_lakefeed_committed_at", "_lakefeed_operation"
 UNKNOWN_TIME = "TIMESTAMP'1970-01-01 00:00:00+00:00'"
-"""In Spark SQL, where a time is needed and the source gave none. The same at every replay, which a clock is not."""
+"""The time, in Spark SQL, of a change for which the source gave none. Unlike a clock it is the same at every replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CurrentRows:
     null: bool = False
 
     def of(self, rows: Any) -> Any:
-        """Those of a pyarrow Table or RecordBatch."""
+        """The current rows of a pyarrow Table or RecordBatch."""
         if self.column is None:
             return rows
         values = rows.column(self.column)
@@ -49,7 +49,7 @@ class CurrentRows:
 
 
 class Interval(Protocol):
-    """The columns of a history table that say when a version was valid."""
+    """The names of a history table's columns that say when a version was valid."""
 
     @property
     def valid_from(self) -> str: ...
@@ -62,39 +62,39 @@ class Interval(Protocol):
 
 
 class Mode(ABC):
-    """An immutable value. Equal modes make equal tables. The defaults here are those of most modes."""
+    """An immutable value: equal modes make equal tables. The defaults here suit most modes."""
 
     __slots__ = ()
 
     name: ClassVar[str]
-    """As the configuration writes it."""
+    """Its name in the configuration."""
     uses_key: ClassVar[bool] = True
-    """Changes are matched with rows by the key, so that a changed key needs a re-copy."""
+    """The mode matches changes with rows by the key, so a changed key needs a new copy."""
     equals_source: ClassVar[bool] = False
-    """The rows must equal the source's, so that stale ones need a re-copy. Other modes keep what was captured."""
+    """The rows must equal the source's, so stale ones need a new copy. Other modes keep what was captured."""
     one_schema_per_window: ClassVar[bool] = False
-    """A window ends where the schema changes: changes are judged by the columns that the table has at that time."""
+    """A window ends where the schema changes, so the mode sees changes under the columns of their time."""
     drop_column: ClassVar[str] = "evolve"
-    """What happens to a column that is dropped in the source, unless the configuration says it."""
+    """What the table does when the source drops a column, unless the configuration says."""
 
     @abstractmethod
     def added_columns(self) -> tuple[Column, ...]:
-        """The mode's own columns, behind the source's."""
+        """The mode's own columns. They come after the source's."""
 
     @abstractmethod
     def copied_values(self, copy: TableCopy, planned: datetime) -> dict[str, Any]:
-        """For each added column the value that every copied row has; ``planned`` is when the copy was planned."""
+        """For each added column the value in every copied row; ``planned`` is when the copy was planned."""
 
     @abstractmethod
     def current_rows(self) -> CurrentRows | None:
-        """Which of the table's rows are the source's; None for a mode that keeps changes and no rows."""
+        """Which of the table's rows are the source's; None for a mode that keeps changes instead of rows."""
 
     @abstractmethod
     def step(self, session: SparkSession, window: Window, store: TableStore) -> Step:
-        """The one commit that brings the table to the window's end. The table has the window's target schema."""
+        """What one commit does to bring the table to the window's end. The table has the window's target schema."""
 
     def interval(self) -> Interval | None:
-        """For a mode that keeps versions of rows: the columns with their times."""
+        """The columns with the versions' times, for a mode that keeps versions of rows."""
         return None
 
     def check_columns(self, schema: TableSchema) -> None:  # noqa: B027  # most modes have no such options
@@ -103,13 +103,13 @@ class Mode(ABC):
     def check_evolution(  # noqa: B027  # as above
         self, table: TableId, before: ColumnMapping, after: ColumnMapping, path: Sequence[TableSchema]
     ) -> None:
-        """TableStoppedError if the mode's options name a column that is renamed or dropped on the way.
+        """TableStoppedError if the mode's options name a column that the path renames or drops.
 
-        The lake table has the columns ``before`` at the first schema of ``path`` and is to have ``after`` at the last.
+        The lake table has the columns ``before`` at the first schema of ``path``, and gets ``after`` at the last.
         """
 
     def copied(self, copy: TableCopy) -> dict[str, Any]:
-        """See ``copied_values``. The generation is the time, in milliseconds, when the copy was planned."""
+        """See ``copied_values``. The generation is the time when the copy was planned, in milliseconds."""
         return self.copied_values(copy, copy.as_of or datetime.fromtimestamp(copy.generation / 1000, UTC))
 
     def schema(self, source: TableSchema) -> TableSchema:
@@ -120,30 +120,30 @@ class Mode(ABC):
             if column.name.lower() in taken:
                 raise TableStoppedError(
                     f"table {source.table} has a column '{column.name}', which mode {self.name} needs for itself",
-                    remedy="Give the column another name in the lake with rename; or the mode's own, where the mode "
-                    "has an option for it.",
+                    remedy="Give the column another name in the lake with rename; or name the mode's own column "
+                    "otherwise, if the mode has an option for that.",
                     table=str(source.table),
                 )
         return replace(source, columns=(*source.columns, *added))
 
     def options(self) -> dict[str, Any]:
-        """By name, as the configuration has them."""
+        """The options by their names in the configuration."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # every mode is a dataclass
 
     def describe(self) -> str:
-        """The name and the options that differ from their defaults: equal texts, equal tables."""
+        """The name, and the options that differ from their defaults. Equal texts mean equal tables."""
         plain = type(self)().options()
         given = {name: value for name, value in self.options().items() if value != plain[name]}
         listed = ", ".join(f"{name}={value!r}" for name, value in sorted(given.items()))
         return f"{self.name}({listed})" if listed else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """See ``registry.mode_from_json``."""
+        """The inverse of ``registry.mode_from_json``."""
         return {"name": self.name, **self.options()}
 
 
 def check_name(mode: str, option: str, given: object, *, such_as: str) -> None:
-    """ConfigError for an option that is no column name."""
+    """ConfigError if an option is not a column name."""
     if not isinstance(given, str) or not given:
         raise ConfigError(
             f"mode {mode}: {option} is the name of a column, not {given!r}",
@@ -152,7 +152,7 @@ def check_name(mode: str, option: str, given: object, *, such_as: str) -> None:
 
 
 def checked_names(mode: str, option: str, given: object) -> tuple[str, ...]:
-    """A list is fine, too. A text is not: its letters would be taken for names, or its parts."""
+    """The names in a tuple or list. ConfigError for a text: its letters would count as names."""
     if isinstance(given, list | tuple) and all(isinstance(name, str) and name for name in given):
         return tuple(given)
     example = given if isinstance(given, str) and given else "a"
@@ -163,6 +163,6 @@ def checked_names(mode: str, option: str, given: object) -> tuple[str, ...]:
 
 
 def operation_text(column: str) -> str:
-    """The SQL of an operation's name in lower case."""
+    """The SQL for an operation's name in lower case."""
     names = ", ".join(f"'{operation.name.lower()}'" for operation in Operation)
     return f"elt(CAST({column} AS INT), {names})"

@@ -1,4 +1,4 @@
-"""The changes of a window as a mode takes them: rows of the lake table's columns, by its rule, moved rows completed."""
+"""The changes of a window in the form for a mode: under the lake table's columns, by its rule, moved rows complete."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def window_changes(
 ) -> DataFrame:
     """As ``window.read_changes`` gives them, under the columns of ``window.target``.
 
-    ``stored`` gives the rows that the table has before the window, one for each key, with the columns that may be
-    unsent; None where no change lacks a value. ``is_log`` is for a mode that keeps changes: before images are among
-    them, and the condition of a rule leaves no row where there was none.
+    ``stored`` gives the table's rows from before the window, one for each key, with the columns that a change may lack;
+    None if no change lacks a value. ``is_log`` is for a mode that keeps changes: it gets before images, too, and an
+    insert that a rule's condition leaves out gives no row.
     """
     if isinstance(window, RuledWindow):
         changes = read_changes(session, window.inner, metadata, before_images=is_log)
@@ -42,7 +42,7 @@ def window_changes(
 
 
 def window_keys(session: SparkSession, window: Window) -> DataFrame:
-    """The keys that the changes of a window have, as often as they come."""
+    """The key of each change of a window, with repetitions."""
     if isinstance(window, RuledWindow):
         return ruled_keys(read_changes(session, window.inner), window)
     return read_changes(session, window).select(*map(quoted, window.target.key))

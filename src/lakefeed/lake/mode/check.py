@@ -1,7 +1,7 @@
 """The invariants of a history table, and the rows that break them. Spark expressions only; for ``verify``.
 
 Per key: at most one version is current, intervals are not negative and do not overlap, and a version is current if and
-only if it has no end. Gaps are no fault: the row did not exist there.
+only if it has no end. A gap is no error: the row did not exist then.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PROBLEM = "problem"
 
 
 def temporal_violations(versions: DataFrame, key: Sequence[str], mode: Interval) -> DataFrame:
-    """The versions that break an invariant, one row for each that they break: key, interval, seq and ``problem``.
+    """The versions that break an invariant, one row for each broken one: key, interval, seq and ``problem``.
 
-    Empty for a table that is as it should be. ``versions`` is a whole table of mode temporal, or all versions of some
-    keys. No job is started.
+    Empty for a correct table. ``versions`` is a whole table of mode temporal, or all versions of some keys. Starts no
+    Spark job.
     """
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812

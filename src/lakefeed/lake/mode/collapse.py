@@ -1,11 +1,11 @@
-"""Collapse: of all changes of one key, what is left of them, as one row. Spark expressions only.
+"""Collapse: all changes of one key as one row. Spark expressions only.
 
 The order is ``_lakefeed_seq``, which is total, so the outcome does not depend on files, partitions or retries. The last
-operation wins. A column that the last change did not carry has its newest carried value since the key was last
-inserted or deleted; if there is none, the row says so (its ``CARRIED`` flag is false) and the table's value stands.
+operation wins. A column that the last change did not carry gets its newest carried value since the key's last insert or
+delete. If there is none, the column's ``CARRIED`` flag is false, and the table's value stays.
 
-Where deleted rows are kept, the last operation is still the one that counts, but the values are those that the row had
-when it was deleted; ``HELD`` says whether any change carried values at all.
+If the mode keeps deleted rows, the last operation still wins, but the values are those of the row when it was deleted.
+``HAS_VALUES`` says whether any change carried values.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FRESH = "_lakefeed_fresh"
-"""Was the key inserted or deleted here? Then nothing of the table's row belongs to what is left."""
+"""Did the window insert or delete the key? Then no value of the table's row belongs to the collapsed row."""
 
-HELD = "_lakefeed_held"
-"""Where deleted rows are kept: was there a change that carried values? If not, the table's row keeps its own."""
+HAS_VALUES = "_lakefeed_has_values"
+"""For modes that keep deleted rows: did a change carry values? If not, the table's row keeps its own."""
 
-# What a key's changes come to, before it is a row. No column of the source can be called so.
+# Columns of the aggregation. No column of the source can have such a name.
 _LAST = "_lakefeed_last"  # the columns of the last change
-_KEPT = "_lakefeed_kept"  # those of the last change that was not a delete
+_KEPT = "_lakefeed_kept"  # the columns of the last change that was not a delete
 _RESET = "_lakefeed_reset"  # the seq of the last insert or delete
 _VALUE, _SENT = "_lakefeed_value", "_lakefeed_sent"  # prefixes: the newest carried value of a column, and its seq
 _TRUNCATES = "_lakefeed_truncates"
 
 _LEAST_ROWS = 20_000
-"""Of a window, from which on it is worth to read it twice."""
+"""From so many rows in a window on, it pays to read it twice."""
 
 
 def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) -> DataFrame:
-    """One row per key: its columns, ``_lakefeed_op`` and other metadata of the last change. No truncates.
+    """One row per key: its columns, and ``_lakefeed_op`` and other metadata of its last change.
 
-    ``changes`` are those of the window, as ``read_changes`` gives them. If it has incomplete columns, the rows have
-    their flags, which say what was carried, and FRESH; with ``keep_deleted`` also HELD.
+    ``changes`` are the window's, as ``read_changes`` gives them, without truncates. If the window has incomplete
+    columns, the rows also have their CARRIED flags and FRESH; with ``keep_deleted``, HAS_VALUES.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -54,20 +54,20 @@ def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) 
     is_delete = F.col(OP) == int(Operation.DELETE)
 
     if not keep_deleted and not incomplete and _LEAST_ROWS <= window.counts.total <= BROADCAST_ROWS:
-        # Of each key only its last seq is looked for, over narrow columns; the rows of those are then read as they are.
-        # To aggregate whole rows would be to sort them twice and to exchange them.
+        # Find each key's last seq over narrow columns, then read the rows of these. To aggregate whole rows, Spark
+        # would sort them twice and shuffle them.
         newest = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(F.max(SEQ).alias(SEQ)).select(SEQ)
         return changes.join(F.broadcast(newest), SEQ, "left_semi").select(*map(quoted, names))
 
     last = F.struct(*(F.col(quoted(name)) for name in rest if name not in own))
     found = [F.max_by(last, F.col(SEQ)).alias(_LAST)]
     if keep_deleted:
-        found.append(F.max(~is_delete).alias(HELD))
+        found.append(F.max(~is_delete).alias(HAS_VALUES))
     if own:
         kept = F.struct(*(F.col(quoted(name)) for name in own))
         found.append(F.max_by(kept, F.when(~is_delete, F.col(SEQ))).alias(_KEPT))
     if incomplete:
-        # Nothing from before the key's last insert or delete belongs to the row, unless deleted rows are kept.
+        # No value from before the key's last insert or delete belongs to the row, unless the mode keeps deleted rows.
         resets = [int(Operation.INSERT), int(Operation.READ), *([] if keep_deleted else [int(Operation.DELETE)])]
         found.append(F.max(F.when(F.col(OP).isin(resets), F.col(SEQ))).alias(_RESET))
     for name, flag in incomplete.items():
@@ -85,7 +85,7 @@ def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) 
             value = F.col(_KEPT if name in own else _LAST).getField(name)
         values.append(value.alias(name))
     if keep_deleted:
-        values.append(F.col(HELD))
+        values.append(F.col(HAS_VALUES))
     for flag in incomplete.values():
         since = F.coalesce(F.col(_RESET), F.lit(-1))
         values.append(F.coalesce(F.col(_SENT + flag) >= since, F.lit(False)).alias(flag))
@@ -95,7 +95,7 @@ def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) 
 
 
 def truncates_as_deletes(changes: DataFrame, there: DataFrame, key: Sequence[str]) -> DataFrame:
-    """``changes`` with, in place of each truncate, a delete of every row that was there at its time.
+    """``changes`` with each truncate replaced by a delete of every row that existed at its time.
 
     ``there``: the table's rows that exist before the window. The deletes have the truncate's seq, time and position.
     """
@@ -107,8 +107,8 @@ def truncates_as_deletes(changes: DataFrame, there: DataFrame, key: Sequence[str
     rows = changes.where(~is_truncate).withColumn(_TRUNCATES, F.lit(False))
     standing = there.select(*keys, F.lit(int(Operation.READ)).cast("tinyint").alias(OP), F.lit(-1).alias(SEQ))
     every_key = rows.select(*keys).union(standing.select(*keys)).distinct()
-    marks = changes.where(is_truncate).drop(*key).withColumn(_TRUNCATES, F.lit(True))
-    deletes = every_key.crossJoin(F.broadcast(marks)).withColumn(OP, F.lit(int(Operation.DELETE)).cast("tinyint"))
+    truncates = changes.where(is_truncate).drop(*key).withColumn(_TRUNCATES, F.lit(True))
+    deletes = every_key.crossJoin(F.broadcast(truncates)).withColumn(OP, F.lit(int(Operation.DELETE)).cast("tinyint"))
     events = rows.unionByName(deletes).unionByName(standing, allowMissingColumns=True)
     before = F.lag(F.col(OP)).over(Over.partitionBy(*keys).orderBy(SEQ))
     was_there = F.coalesce(before != int(Operation.DELETE), F.lit(False))

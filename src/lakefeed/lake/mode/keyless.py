@@ -1,15 +1,14 @@
-"""Keyless: the mirror of a table without a key. Rows have no identity but all their values, so they are counted.
+"""Keyless: the mirror of a table without a key. Only all its values identify a row, so equal rows are counted.
 
-The source must send whole rows: a delete carries the row that goes, an update arrives as a delete of the old row and an
-insert of the new one. Of n equal rows a delete takes one; which one makes no difference. What a window leaves of each
-distinct row is therefore a number: inserts minus deletes. Where it is above zero, so many are added; where it is below,
-so many of the table's are taken away, matched one to one.
+The source must send whole rows: a delete carries the deleted row, an update comes as a delete of the old row and an
+insert of the new one. A delete removes one of n equal rows; which one makes no difference. So a window comes down to a
+number for each distinct row: inserts minus deletes. Above zero, so many rows are added; below, so many of the table's
+are removed, matched one to one.
 
-A MERGE cannot take one of several equal rows. It takes them all, and puts back those that stay: in one commit.
+A MERGE cannot delete one of several equal rows. It deletes them all, and inserts again those that stay: in one commit.
 
-A change that the copied rows have already must not be counted again. Where the copy was read at one position of the
-source's log, the changes up to there are passed over. Otherwise nobody knows which they are, and the table is copied
-again.
+A change that the copied rows already have must not count again. If the copy was read at one position of the source's
+log, Lakefeed skips the changes up to there. Otherwise nobody knows which these are, and it copies the table again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lakefeed.change.segment import Counts, Window
 from lakefeed.errors import RebuildCause, RebuildNeededError, TableStoppedError
 from lakefeed.lake.location import filesystem
 from lakefeed.lake.mode.changes import window_changes
-from lakefeed.lake.mode.upsert import Own
+from lakefeed.lake.mode.upsert import ModeColumns
 from lakefeed.lake.spark.error import NO_SUCH_ROW
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, MergeRows, ReplaceRows, Step, TableStore
@@ -35,35 +34,36 @@ from lakefeed.lake.store import AppendRows, MergeRows, ReplaceRows, Step, TableS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_TAKES = "_lakefeed_takes"  # is it a row to be taken out of the table, with all its equals?
+_TAKES = "_lakefeed_takes"  # does this row delete the table's rows that are equal to it?
 _SOURCE = "_lakefeed_source"
 _TABLE, _INSERT, _DELETE = 0, 1, 2
 
 
-def keyless_step(session: SparkSession, window: Window, store: TableStore, own: Own, *, appends: bool) -> Step:
-    """What brings the table to the window's end. TableStoppedError for changes that cannot be matched.
+def keyless_step(session: SparkSession, window: Window, store: TableStore, own: ModeColumns, *, appends: bool) -> Step:
+    """The step that brings the table to the window's end. TableStoppedError for changes that no row can match.
 
-    ``appends``: the table only takes inserts.
+    ``appends``: the table takes inserts alone.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     first, counts = after_copy(window)
     problem = None
     if own.keeps_deleted:
-        problem = "has no key, so its deleted rows cannot be kept: nothing tells them from equal ones"
+        problem = "has no key, so Lakefeed cannot keep its deleted rows: nothing tells them from equal ones"
     elif not window.exact and window.copied_at is None:
         raise RebuildNeededError(
-            f"table {window.table} has no key and was changed while it was copied: what the copy has of these changes"
-            " is unknown",
-            remedy="The next sync copies the table again by itself, until nobody changes it meanwhile. With a primary"
-            " key, or in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
+            f"table {window.table} has no key and changed during its copy: nobody knows which of these changes the copy"
+            " has",
+            remedy="The next sync copies the table again by itself, until nobody changes it during the copy. With a"
+            " primary key, or another mode by a rule of its own (append keeps every change as a row), one copy is"
+            " enough.",
             table=str(window.table),
             cause=RebuildCause.COPY,
         )
     elif appends and counts.total > counts.inserted:
-        problem = "is only appended to, because it has no key, and was changed otherwise"
+        problem = "has no key and takes inserts alone (keyless: append), and the source sent other changes"
     elif counts.updated:
-        problem = "has no key, and an update came without the old row"
+        problem = "has no key, and the source sent an update without the old row"
     if problem:
         raise TableStoppedError(
             f"table {window.table} {problem}",
@@ -107,8 +107,8 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
 
 
 def after_copy(window: Window) -> tuple[int, Counts]:
-    """The first seq of a window that the copied rows do not have, and the changes from there on. Seq and position grow
-    together, so that the segments are read from the last one on, up to the one in which the copy's position lies."""
+    """The first seq of a window that the copied rows do not have, and the counts of the changes from there on. Seq and
+    position grow together, so it reads the segments from the last one back to the one with the copy's position."""
     if window.copied_at is None:
         return 0, window.counts
     first, counts = (window.last_seq or 0) + 1, Counts()
@@ -129,7 +129,7 @@ def after_copy(window: Window) -> tuple[int, Counts]:
 
 
 def _counted(rows: DataFrame, window: Window) -> DataFrame:
-    """What is left of equal rows: new ones, those of the table that stay, and one for all that are taken out."""
+    """For equal rows: the new ones, the table's that stay, and one row that deletes all of the table's."""
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
 

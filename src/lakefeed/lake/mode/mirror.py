@@ -1,7 +1,7 @@
-"""Mirror: the table equals the source at the window's end. See ``upsert`` for the ways there.
+"""Mirror: the table equals the source at the window's end. ``upsert`` has the ways there.
 
-With ``soft_delete`` a deleted row stays as it was, with the time of its deletion; inserting it again clears that.
-With ``metadata`` each row says what its last change was.
+With ``soft_delete`` a deleted row stays as it was, with the time of its deletion; a new insert clears that time.
+With ``metadata`` each row describes its last change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lakefeed.lake.mode.base import (
 from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.collapse import collapse, truncates_as_deletes
 from lakefeed.lake.mode.keyless import keyless_step
-from lakefeed.lake.mode.upsert import Own, left_rows, mark_step, merge_step, packed, upsert_step
+from lakefeed.lake.mode.upsert import ModeColumns, left_rows, mark_step, merge_step, packed, upsert_step
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, Step, TableStore
 from lakefeed.lake.window import key_bounds
@@ -45,16 +45,16 @@ _METADATA: dict[str, tuple[str, pa.DataType, str]] = {
     "position": (POSITION, pa.string(), f"s.{POSITION}"),
     "committed_at": (COMMITTED_AT, INSTANT, f"s.{TIME}"),
 }
-"""What a mirror can say of each row's last change: the choice, its column, and its value in Spark SQL."""
+"""What ``metadata`` can add about each row's last change: the choice, its column, and its value in Spark SQL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror(Mode):
     """The lake table equals the source table: current rows.
 
-    ``soft_delete`` names a timestamp column: deleted rows stay, with the time of their deletion in it; NULL in all
-    others. ``metadata`` adds columns that describe each row's last change. ``keyless``: a table without a key is
-    matched by whole rows, counted (``match``), or its inserts are appended and any other change stops it (``append``).
+    ``soft_delete`` names a timestamp column: deleted rows stay, and it has the time of their deletion; in all other
+    rows it is NULL. ``metadata`` adds columns that describe each row's last change. ``keyless`` is for a table without
+    a key: ``match`` counts equal rows; ``append`` appends inserts, and any other change stops the table.
     """
 
     name: ClassVar[str] = "mirror"
@@ -96,7 +96,7 @@ class Mirror(Mode):
         values = {self.soft_delete: deleted_at} if self.soft_delete else {}
         values |= {_METADATA[choice][0]: _METADATA[choice][2] for choice in self.metadata}
         used = tuple(name for name in (POSITION, TIME) if any(f"s.{name}" in value for value in values.values()))
-        own = Own(new=values, onto=values, metadata=used, keeps_deleted=self.soft_delete is not None)
+        own = ModeColumns(new=values, onto=values, metadata=used, keeps_deleted=self.soft_delete is not None)
         key = window.target.key
         if not key:
             return keyless_step(session, window, store, own, appends=self.keyless == "append")
@@ -105,7 +105,7 @@ class Mirror(Mode):
         there = f"{quoted(self.soft_delete)} IS NULL"
         changes = window_changes(session, window, lambda: store.read(session).where(there), own.metadata)
         if window.truncated_at is not None:
-            # A truncate deletes every row that was there, and these must stay: each is read.
+            # A truncate deletes every row, and each must stay: read them all.
             changes = truncates_as_deletes(changes, store.read(session).where(there), key)
             return merge_step(collapse(changes, window, keep_deleted=True), window, None, own)
         bounds = key_bounds(window)

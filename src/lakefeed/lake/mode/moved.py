@@ -1,16 +1,17 @@
-"""Moved rows: an update that changes a key may leave large values unsent, and the lake has them under the old key.
+"""Moved rows: the source may not send large values with an update that changes a key. The lake has them under the old
+key.
 
-Such an update is a delete of the old key and, directly behind it, an insert of the new one that lists what was not sent
-(``change.batch``). For each of these inserts and each such column, the value is what the old key had at its delete:
+Such an update is a delete of the old key and, directly behind it, an insert of the new one that lists the unsent
+columns (``change.batch``). The insert gets for each such column the value that the old key had at its delete:
 
-  1 what the window's own changes of the old key carried since its last insert
-  2 if that insert is itself one of these, what it got: back along the chain, twice as far in each round
-  3 else what the table has under the key that the chain began with
-So chains (1 → 2 → 3), swaps and keys that are used again come out exactly, whatever the window has of them.
+  1 the value that the window's own changes of the old key carried since its last insert
+  2 if that insert also lacks values, the value that it gets itself: back along the chain, twice as far in each round
+  3 else the table's value under the key that the chain began with
+So chains (1 → 2 → 3), swaps and reused keys come out exactly, wherever the window begins.
 
 While the copied rows may already show some of the changes (a window that is not exact), the table's row of the old key
-may be a later one: there 3 is left out, and the insert is taken for an update. Then the value is that of the table's
-own row, if that can be no other; else the table is copied again (``upsert.refusal``).
+may be a later one. Then 3 does not apply, and the insert becomes an update: its value is that of the table's own row,
+if that can be no other; else Lakefeed copies the table again (``upsert.refusal``).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _TO = "_lakefeed_to"  # the seq of the insert that lacks values
-_BACK = "_lakefeed_back"  # the seq of the insert that made the old key's row, where that lacks values, too
-_FROM = "_lakefeed_from_"  # prefix: the key columns that the table has the values under
+_BACK = "_lakefeed_back"  # the seq of the insert that made the old key's row, if that lacks values, too
+_FROM = "_lakefeed_from_"  # prefix: the key under which the table has the values
 _OF = "_lakefeed_of_"  # prefix: the seq of the change that carried a column
 _FOUND, _STORED = "_lakefeed_found", "_lakefeed_stored_"
 _BROADCAST_ROWS = 1_000  # with large values
@@ -41,11 +42,11 @@ _BROADCAST_ROWS = 1_000  # with large values
 def with_moved_values(
     changes: DataFrame, window: Window, stored: Callable[[], DataFrame], names: Sequence[str] | None = None
 ) -> DataFrame:
-    """``changes`` of the window, as ``read_changes`` gives them; moved rows have the values that were not sent, of all
-    columns or of those in ``names``.
+    """``changes`` of the window, as ``read_changes`` gives them, with the unsent values of moved rows: in all columns,
+    or in those of ``names``.
 
-    ``stored`` gives the table's rows as they are before the window: the key columns and those that are incomplete, one
-    row for each key. Inserts that stay without a value keep their flag (``CARRIED``).
+    ``stored`` gives the table's rows from before the window, one for each key: the key and the incomplete columns. An
+    insert whose value is not found keeps its ``CARRIED`` flag false.
     """
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
@@ -58,7 +59,7 @@ def with_moved_values(
     is_insert, is_delete = F.col(OP) == int(Operation.INSERT), F.col(OP) == int(Operation.DELETE)
     lacks = is_insert & ~reduce(lambda one, other: one & other, (F.col(flag) for flag in flags.values()))
 
-    # 1 For each delete directly before such an insert, what the changes before it carried.
+    # 1 For each delete directly before such an insert: the values that the changes before it carried.
     before = Over.partitionBy(*map(quoted, key)).orderBy(SEQ).rowsBetween(Over.unboundedPreceding, -1)
     made = F.last(F.when(is_insert, F.struct(F.col(SEQ), lacks.alias("lacks"))), ignorenulls=True).over(before)
     carried = {}
@@ -68,11 +69,11 @@ def with_moved_values(
     back = F.when(made.getField("lacks"), made.getField(SEQ)).alias(_BACK)
     old_key = [F.col(quoted(name)).alias(f"{_FROM}{index}") for index, name in enumerate(key)]
     events = changes.where(F.col(OP) != int(Operation.BEFORE))
-    deletes = events.select((F.col(SEQ) + 1).alias(_TO), OP, back, *old_key, *_named(carried)).where(is_delete)
+    deletes = events.select((F.col(SEQ) + 1).alias(_TO), OP, back, *old_key, *_aliased(carried)).where(is_delete)
     moved = changes.where(lacks).select(F.col(SEQ).alias(_TO))
     links = deletes.drop(OP).join(moved, _TO).localCheckpoint()
 
-    # 2 Each round follows links twice as far: what is known of the insert behind is taken over.
+    # 2 Each round follows links twice as far, and takes over what is known of the insert at their end.
     while not links.where(F.col(_BACK).isNotNull()).isEmpty():
         behind = links.select(F.col(_TO).alias(_BACK), *(F.col(name).alias(f"{name}~") for name in links.columns[1:]))
         joined = links.join(behind, _BACK, "left")
@@ -85,7 +86,7 @@ def with_moved_values(
         order = [name for name in links.columns if name in taken]
         links = joined.select(_TO, further, *(taken[name].alias(name) for name in order)).localCheckpoint()
 
-    # 3 The values themselves: of the changes that carried them, and of the table.
+    # 3 The values themselves: from the changes that carried them, and from the table.
     found = links
     for name, flag in flags.items():
         values = changes.select(F.col(SEQ).alias(_OF + flag), F.col(quoted(name)).alias(f"{_OF}value_{flag}"))
@@ -115,7 +116,7 @@ def with_moved_values(
         value = F.when(F.col(_OF + flag), F.col(f"{_OF}value_{flag}")).otherwise(F.col(_STORED + flag))
         columns[name] = F.when(F.col(flag) | F.col(_TO).isNull(), F.col(quoted(name))).otherwise(value)
         columns[flag] = F.col(flag) | F.coalesce(F.col(_OF + flag) | F.col(_FOUND), F.lit(False))
-    result = completed.select(*_named(columns))
+    result = completed.select(*_aliased(columns))
     if ABSENT in changes.columns:
         result = result.withColumn(ABSENT, absent_names({name: F.col(flag) for name, flag in flags.items()}))
     if window.exact:
@@ -123,12 +124,12 @@ def with_moved_values(
     return result.withColumn(OP, F.when(lacks, F.lit(int(Operation.UPDATE)).cast("tinyint")).otherwise(F.col(OP)))
 
 
-def _named(columns: dict[str, Column]) -> list[Column]:
+def _aliased(columns: dict[str, Column]) -> list[Column]:
     return [column.alias(name) for name, column in columns.items()]
 
 
 def _moved_rows(window: Window) -> int:
-    """How many inserts of the window lack values. Of segments where some row does, two small columns are read."""
+    """How many inserts of the window lack values. Reads two small columns of the segments that have such rows."""
     count = 0
     for segment in window.segments:
         if segment.absent:

@@ -1,4 +1,4 @@
-"""The modes by their names in the configuration. A new mode is a file beside this one and a line in ``MODES``."""
+"""The modes by their names in the configuration. To add one, add a file beside this one and a line in ``MODES``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mode_named(name: str, options: Mapping[str, Any] | None = None) -> Mode:
     """The mode of that name with its options; ConfigError with the valid choices for any other."""
     if name not in MODES:
         choices = ", ".join(sorted(MODES))
-        raise ConfigError(f"'{name}' is not a mode that this version has", remedy=f"Choose one of: {choices}.")
+        raise ConfigError(f"this version has no mode '{name}'", remedy=f"Choose one of: {choices}.")
     known = [field.name for field in fields(MODES[name])]
     for option in options or {}:
         if option not in known:
@@ -32,7 +32,7 @@ def mode_named(name: str, options: Mapping[str, Any] | None = None) -> Mode:
 
 
 def mode_from_json(data: Mapping[str, Any]) -> Mode:
-    """What ``Mode.to_json`` wrote."""
+    """The mode that ``Mode.to_json`` wrote."""
     return mode_named(data["name"], {name: value for name, value in data.items() if name != "name"})
 
 

@@ -1,13 +1,12 @@
-"""A small window over a small table: one Spark job of one task, told to Spark in one statement.
+"""A small window over a small table: one Spark job of one task, written as one or two SQL statements.
 
-What a window of a few thousand changes costs is not its rows: it is plans, jobs and tasks
-(docs/decisions/0013-small-windows.md). So nothing is broadcast or exchanged, and Spark analyses a statement or two
-instead of a dozen frames:
+A window of a few thousand changes costs plans, jobs and tasks, not rows (docs/decisions/0013-small-windows.md). So
+Spark broadcasts and shuffles nothing, and analyses a statement or two instead of a dozen frames:
 
-- Where files are exchanged, the table's rows take part in the collapse as the oldest change of their key, and the last
-  change of each key is what is left: every file is read once.
-- Where rows are marked, the job that writes what the window leaves also reads the table's keys, keeps none of them, and
-  reports where the window's rows lie (Spark's ``observe``).
+- To exchange files, the job takes the table's rows as the oldest change of their key, and keeps the last change of each
+  key: it reads every file once.
+- To mark rows, the job that writes what the window leaves also reads the table's keys, keeps none of them, and reports
+  where the window's rows lie (Spark's ``observe``).
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ if TYPE_CHECKING:
 
 _CHANGES, _STORED = "lakefeed_window", "lakefeed_stored"
 _MOST_BYTES, _MOST_CHANGES = 8 << 20, 50_000
-"""Of the files that are written again, and of the window: one task reads and writes them in tenths of a second."""
+"""Limits of the rewritten files and of the window: one task reads and writes so much in tenths of a second."""
 _MOST_MARKED_BYTES = 32 << 20
-"""Of the files whose keys alone are read, by one task."""
+"""The limit of the files where one task reads the keys alone."""
 
 
 def small_step(
     session: SparkSession, window: Window, store: TableStore, extent: Extent, bounds: KeyBounds | None
 ) -> RewriteRows | MarkRows | None:
-    """The touched files again, with the window's changes, as one file; or its rows marked, and one file with the new.
+    """Rewrite the touched files, with the window's changes, as one file; or mark the old rows and add one file.
 
-    None where neither can be done, one task is not enough, or the changes are not all of one schema and whole.
+    None if the table allows neither, one task is not enough, a rule makes the rows, or the changes have several schemas
+    or columns that the source did not send.
     """
     if window.counts.total > _MOST_CHANGES or window.absent or not extent.touched_files:
         return None
     if {segment.schema_version for segment in window.segments} != {window.target.version}:
         return None
-    if isinstance(window, RuledWindow):  # what a rule makes of rows is more than one statement says
+    if isinstance(window, RuledWindow):  # one statement cannot say what a rule does to rows
         return None
     old = extent.markable or extent.replaceable
     marks = extent.markable is not None
@@ -81,7 +81,7 @@ def small_step(
             FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED} t WHERE {within or "true"}) t
             LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
     )
-    # Of the rows that go none comes through, which Spark does not know: the number of a row is never negative.
+    # No row passes this filter, because a row's number is never negative. Spark does not know that, and reads them all.
     seen, report = observed(gone)
     none = seen.where(f"{ROW} < 0").selectExpr(
         *(quoted(name) if name in key else f"NULL AS {quoted(name)}" for name in names)

@@ -5,14 +5,14 @@
     last versions of the  ─┘
     keys that it touches
 
-- A version is opened by an insert and by an update that changes a tracked column, compared so that NULL equals NULL
-  and NaN equals NaN. Other updates are written into the version that is open. A delete closes it.
-- The effective time is the source's commit time, but never before that of the key's last opening or closing: clocks
-  step back, intervals do not. Changes of one commit time make versions of no length, in order of seq; they are kept,
-  so that the table does not depend on how change sets were grouped.
-- A change without a commit time takes that of the one before; the first one of a key ``UNKNOWN_TIME``.
-- Changes that the copied rows may already show (a window that is not exact) make no history: they are written into
-  the current versions, as a mirror would.
+- An insert opens a version, and so does an update that changes a tracked column; NULL equals NULL, and NaN equals NaN.
+  Other updates change the open version. A delete closes it.
+- The effective time is the source's commit time, but never before the key's last opening or closing: clocks step back,
+  intervals do not. Changes of one commit time make versions of no length, in order of seq. The table keeps them, so it
+  does not depend on how change sets were grouped.
+- A change without a commit time takes that of the key's change before it; a key's first change, ``UNKNOWN_TIME``.
+- Changes that the copied rows may already show (a window that is not exact) make no history: they change the current
+  versions, as in a mirror.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.mode.base import INSTANT, UNKNOWN_TIME, CurrentRows, Mode, check_name, checked_names
 from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.collapse import truncates_as_deletes
-from lakefeed.lake.mode.upsert import Own, matches, packed, rewritten_files, upsert_step
+from lakefeed.lake.mode.upsert import ModeColumns, matches, packed, rewritten_files, upsert_step
 from lakefeed.lake.mode.versions import STORED, Versions
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.projection import lineage
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 class Temporal(Mode):
     """Full history (SCD type 2): a row per version, valid in [valid_from, valid_to).
 
-    A version is opened only by a change to a tracked column: those of ``track``, all if it is None, without those of
-    ``track_except``. Changes to other columns are written into the current version.
+    A change to a tracked column opens a version. ``track`` names these columns (None: all), without those of
+    ``track_except``. Changes to other columns go into the current version.
     """
 
     name: ClassVar[str] = "temporal"
     one_schema_per_window: ClassVar[bool] = True
-    """So a change to a column that is dropped later opens its version first, as if nobody had waited."""
+    """So a change to a column that the source drops later opens its version first, as if each had come alone."""
 
     valid_from: str = "valid_from"
     valid_to: str = "valid_to"
@@ -94,15 +94,16 @@ class Temporal(Mode):
         return self
 
     def tracked_columns(self, schema: TableSchema) -> tuple[str, ...]:
-        """The columns whose changes open a version. The key needs no tracking: another key is another row."""
+        """The columns whose changes open a version. The key is not among them: another key is another row."""
         self.check_columns(schema)
         wanted = schema.names if self.track is None else self.track
         return tuple(name for name in schema.names if name in wanted and name not in (*self.track_except, *schema.key))
 
     def check_columns(self, schema: TableSchema) -> None:
-        """A name in ``track`` that the table does not have would leave a history out in silence.
+        """TableStoppedError for a name in ``track`` that the table does not have: its history would be missing.
 
-        One in ``track_except`` need not be there, so that a rule can cover many tables; it may not differ only in case.
+        A name in ``track_except`` may be missing, so that a rule can cover many tables, but must not differ only in
+        case.
         """
         lower = {name.lower() for name in schema.names}
         missing = [name for name in self.track or () if name not in schema.names]
@@ -110,7 +111,7 @@ class Temporal(Mode):
         if missing:
             option = "track" if self.track is not None else "track_except"
             raise TableStoppedError(
-                f"table {schema.table} does not have all columns that its {option} names: not {', '.join(missing)}",
+                f"table {schema.table} lacks columns that its {option} names: {', '.join(missing)}",
                 remedy=f"Correct {option}, or give {schema.table} a rule of its own; its columns are "
                 f"{', '.join(schema.names)}.",
                 table=str(schema.table),
@@ -119,7 +120,7 @@ class Temporal(Mode):
     def check_evolution(
         self, table: TableId, before: ColumnMapping, after: ColumnMapping, path: Sequence[TableSchema]
     ) -> None:
-        """A column that gets another name, or goes, would lose its history in silence."""
+        """TableStoppedError for a named column that is renamed or dropped: it would lose its history in silence."""
         rebuild = f"lakefeed rebuild FILE {table} --from-source"
         became = {was: name for name, was in lineage(path).items() if was is not None}
         stays = {mapped.column.id for mapped in after.columns}
@@ -131,16 +132,15 @@ class Temporal(Mode):
             if now is not None and now.column.name != name:
                 option = "track" if self.track is not None else "track_except"
                 raise TableStoppedError(
-                    f"table {table}: column '{name}', which its {option} names, is called '{now.column.name}' from "
-                    "here on",
-                    remedy=f"Write '{now.column.name}' instead of it in {option} and copy the table again: {rebuild}.",
+                    f"table {table}: column '{name}', which its {option} names, is now called '{now.column.name}'",
+                    remedy=f"Write '{now.column.name}' instead in {option}, and copy the table again: {rebuild}.",
                     table=str(table),
                 )
             if now is None and mapped.column.id not in stays and self.track is not None:
                 raise TableStoppedError(
-                    f"table {table}: column '{name}' was dropped, and its track names it",
+                    f"table {table}: the source dropped column '{name}', and the table's track names it",
                     remedy="Set evolution.drop_column to keep and start again: the table then goes on, and keeps the "
-                    f"column. Or take '{name}' out of track and copy the table again: {rebuild}.",
+                    f"column. Or remove '{name}' from track and copy the table again: {rebuild}.",
                     table=str(table),
                 )
 
@@ -150,7 +150,7 @@ class Temporal(Mode):
         target = window.target
         if not target.key:
             raise TableStoppedError(
-                f"table {window.table} has no key, so that versions of its rows cannot be told apart",
+                f"table {window.table} has no key, so nothing says which versions are of one row",
                 remedy=f"Give {window.table} a primary key, or mode mirror or append by a rule of its own.",
                 table=str(window.table),
             )
@@ -163,13 +163,13 @@ class Temporal(Mode):
                 self.is_current: "true",
                 SEQ: "0L",
             }
-            return upsert_step(session, window, store, Own(new=new, only=current, metadata=(TIME,)))
+            return upsert_step(session, window, store, ModeColumns(new=new, only=current, metadata=(TIME,)))
 
         bounds = key_bounds(window)
         changes = window_changes(session, window, lambda: store.read(session).alias("t").where(current), (TIME,))
         keys = changes.select(*map(quoted, target.key)).alias("s")
         keys = F.broadcast(keys) if window.counts.total <= BROADCAST_ROWS else keys
-        # Current versions, and closed ones that end after the first change: only clocks that step back make those.
+        # Current versions, and closed ones that end after the first change: these exist only if a clock stepped back.
         lowest = lowest_time(window)
         concerned = f"({current} OR t.{quoted(self.valid_to)} > {lowest})" if lowest is not None else "true"
         if window.truncated_at is None:
@@ -177,7 +177,7 @@ class Temporal(Mode):
             if extent is not None and extent.touched_files == 0:
                 return AppendRows(packed(versions.rows(versions.of_changes(changes)).drop(STORED), window))
             if extent is not None and extent.markable is not None:
-                # Of the table, the versions that the window may change: all of them go, and come as they are then.
+                # The versions that the window may change: mark all of them, and write them again as they are after it.
                 marked, within = extent.markable, bounds.condition("t") if bounds is not None else None
                 names = [*target.names, *(column.name for column in self.added_columns())]
                 found = store.located(session, marked, names).alias("t").where(concerned).where(within or "true")
@@ -189,7 +189,7 @@ class Temporal(Mode):
                 return MarkRows(gone=gone, rows=packed(made, window), old=marked, count=window.counts.total)
             count = rewritten_files(session, window, extent) if extent is not None else 0
             if extent is not None and extent.replaceable is not None and count:
-                # The touched files again: what the window makes of its keys' versions, and all other rows.
+                # Write the touched files again: the new versions of the window's keys, and all other rows.
                 old = store.read_files(session, extent.replaceable).alias("t")
                 stored = old.where(concerned).join(keys, F.expr(matches(window)), "left_semi")
                 events = versions.of_changes(changes).unionByName(versions.of_table(stored))
@@ -206,9 +206,8 @@ class Temporal(Mode):
         else:
             changes = truncates_as_deletes(changes, stored.where(quoted(self.is_current)), target.key)
         rows = versions.rows(versions.of_changes(changes).unionByName(versions.of_table(stored)))
-        # Versions that the table has are matched with its current ones; the others match nothing and are inserted.
-        # Both conditions say "current". Files without such a version are known by their count of NULLs; booleans have
-        # no bounds.
+        # Versions that the table has match its current ones; the others match nothing and are inserted. Two conditions
+        # say "current": by their count of NULLs the table skips files without such a version; booleans have no bounds.
         parts = (matches(window), f"s.{STORED}", f"{current} AND t.{quoted(self.valid_to)} IS NULL", within)
         changing = [*(name for name in target.names if name not in target.key), self.valid_to, self.is_current]
         names = [*target.names, *(column.name for column in self.added_columns())]

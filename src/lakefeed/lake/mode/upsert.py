@@ -1,16 +1,16 @@
-"""Upsert: what a window leaves of each key, onto the table's rows. One commit.
+"""Upsert: applies the last state of each key in a window to the table's rows. One commit.
 
-Five ways to the same rows; the cheapest that is sound is taken:
+Five ways lead to the same rows. Lakefeed takes the cheapest sound one:
 
 - *replace*: after a truncate, the table is what came after it.
-- *append*: no file of the table can have a key of the window, by the table's own statistics. Nothing to look up.
-- *rewrite*: the files that may have the window's keys would be rewritten anyway, or are small. Their rows are read
-  once, without those of the window's keys, and written with what the window leaves: half the work of a merge, which
-  reads everything twice. A format that cannot exchange files rewrites them all, if nearly all are touched.
-- *mark*: a table that can have single rows marked as deleted. Its key columns are read to find the window's rows, which
-  are marked, and what the window leaves is added: no file is written again.
-- *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read, or with all of
-  the keys, if they are few.
+- *append*: by the table's own statistics, no file can have a key of the window. There is nothing to find.
+- *rewrite*: a merge would rewrite the files that may have the window's keys anyway, or they are small. Read their rows
+  once, without those of the window's keys, and write them with the window's: half the work of a merge, which reads
+  everything twice. A format that cannot exchange files rewrites them all, if nearly all are touched.
+- *mark*: the table allows single rows to be marked as deleted. Read its key columns to find the window's rows, mark
+  those, and add the window's: no file is written again.
+- *merge*: one MERGE, with the bounds of the window's keys, so that Spark skips files outside of them, or with all keys,
+  if they are few.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.mode.changes import window_changes, window_keys
-from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
+from lakefeed.lake.mode.collapse import FRESH, HAS_VALUES, collapse
 from lakefeed.lake.mode.small import small_step
 from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY, UNSENT
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 REWRITE_SHARE = 0.7
-"""Of the table's bytes in files that may have the window's keys, from which rewriting it all is cheaper."""
+"""If files that may have the window's keys have this share of the table's bytes, rewriting it all is cheaper."""
 
 SMALL_BYTES = 32 << 20
-"""In files that may have the window's keys, up to which to rewrite them is cheaper than to find out which ones do."""
+"""Up to so many bytes it is cheaper to rewrite the files that may have the window's keys than to find out which do."""
 
 _SURELY_TOUCHED = 4
-"""Changes per file, at least, from which a file that may have one of the keys is taken to have one."""
+"""From so many changes per file on, every file that may have one of the keys counts as one that has."""
 
 _DELETED = "_lakefeed_deleted"
 _FILE_BYTES = 128 << 20
@@ -62,12 +62,13 @@ _TASK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class ModeColumns:
     """The mode's own columns, as Spark SQL over the collapsed change ``s`` and, in ``onto``, the table's row ``t``.
 
-    ``new`` is what they are in a row that the table does not have, ``onto`` in one that it has; those not named there
-    stay. ``only`` limits the rows of the table that changes concern. ``metadata`` are the metadata columns that the
-    expressions use. With ``keeps_deleted`` a delete removes no row: it writes ``onto``, and values stay as they were.
+    ``new`` has their values in a row that the table does not have, ``onto`` in one that it has; columns that ``onto``
+    does not name stay. ``only`` limits the table's rows that changes apply to. ``metadata`` are the metadata columns
+    that the expressions use. With ``keeps_deleted`` a delete removes no row: it writes ``onto``, and the other values
+    stay.
     """
 
     new: Mapping[str, str] = field(default_factory=dict)
@@ -78,29 +79,29 @@ class Own:
 
     @property
     def left(self) -> str:
-        """The SQL condition that a collapsed change leaves a row where there was none."""
-        return f"s.{HELD}" if self.keeps_deleted else f"s.{OP} <> {int(Operation.DELETE)}"
+        """The SQL condition under which a collapsed change makes a row where there was none."""
+        return f"s.{HAS_VALUES}" if self.keeps_deleted else f"s.{OP} <> {int(Operation.DELETE)}"
 
 
-NOTHING_OWN = Own()
+NO_MODE_COLUMNS = ModeColumns()
 
 
-def upsert_step(session: SparkSession, window: Window, store: TableStore, own: Own) -> Step:
-    """The cheapest sound way; for modes whose deletes remove rows."""
+def upsert_step(session: SparkSession, window: Window, store: TableStore, own: ModeColumns) -> Step:
+    """The step by the cheapest sound way, for modes whose deletes remove rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
     key, bounds, extent = window.target.key, None, None
     if window.truncated_at is None:
         bounds = key_bounds(window)
         extent = store.extent(key[0], bounds)
-        if own == NOTHING_OWN and extent is not None:
+        if own == NO_MODE_COLUMNS and extent is not None:
             small = small_step(session, window, store, extent, bounds)
             if small is not None:
                 return small
     changes = window_changes(
         session, window, lambda: store.read(session).alias("t").where(own.only or "true"), own.metadata
     )
-    if window.truncated_at is not None:  # what lies before it is gone with it
+    if window.truncated_at is not None:  # changes before it no longer count
         later = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
         rows = left_rows(collapse(later, window), window, own)
         if own.only:  # the table's other rows stay
@@ -114,14 +115,14 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     if extent is not None and extent.markable is not None:
         return mark_step(session, store, window, merge_step(collapsed, window, bounds, own), extent.markable)
     count = 0
-    if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
+    if extent is not None and not window.absent and own.onto == own.new:  # else only a merge has the table's row
         count = rewritten_files(session, window, extent)
     if extent is None or not count:
         bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
         merge = merge_step(collapsed, window, bounds, own)
         return replace(merge, within=extent.replaceable if extent is not None else None)
 
-    # Stored rows, with what the window leaves instead of the rows of its keys.
+    # Stored rows, but those of the window's keys, and the window's rows.
     rows, old = left_rows(collapsed, window, own), extent.replaceable
     stored = store.read_files(session, old) if old is not None else store.read(session)
     condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
@@ -132,8 +133,10 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     return ReplaceRows(rows) if old is None else RewriteRows(rows, old)
 
 
-def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own: Own = NOTHING_OWN) -> MergeRows:
-    """``changes``: one row per key, as ``collapse`` leaves them."""
+def merge_step(
+    changes: DataFrame, window: Window, bounds: KeyBounds | None, own: ModeColumns = NO_MODE_COLUMNS
+) -> MergeRows:
+    """The merge of ``changes``, which ``collapse`` has made: one row per key."""
     flags = incomplete_columns(window)
     names, key = window.target.names, window.target.key
     sets: dict[str, str] = {}
@@ -141,10 +144,10 @@ def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own
         value = f"s.{quoted(name)}"
         if name in key:
             continue
-        if name in flags:  # what was not carried keeps the table's value
+        if name in flags:  # a column that was not carried keeps the table's value
             kept = f"CASE WHEN s.{FRESH} THEN {refusal(window, name)} ELSE t.{quoted(name)} END"
             value = f"CASE WHEN s.{flags[name]} THEN {value} ELSE {kept} END"
-        sets[name] = f"CASE WHEN s.{HELD} THEN {value} ELSE t.{quoted(name)} END" if own.keeps_deleted else value
+        sets[name] = f"CASE WHEN s.{HAS_VALUES} THEN {value} ELSE t.{quoted(name)} END" if own.keeps_deleted else value
     new = {name: f"s.{quoted(name)}" for name in names} | dict(own.new)
     new |= {name: _whole(window, name, flag) for name, flag in flags.items()}
     within = bounds.condition("t") if bounds is not None else None
@@ -161,10 +164,10 @@ def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own
 
 
 def mark_step(session: SparkSession, store: TableStore, window: Window, merge: MergeRows, old: Replaceable) -> MarkRows:
-    """A merge of the window's collapsed changes, by marking the rows that it meets.
+    """The same as ``merge``, by marking the rows that match it and adding new ones.
 
-    Where it ``replaces`` them, of the table only what the condition needs is read. Else the rows that it meets are read
-    with the columns that stay as they are.
+    If it ``replaces`` matches, it reads of the table only the columns of the condition; else also those that stay as
+    they are.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -188,7 +191,7 @@ def mark_step(session: SparkSession, store: TableStore, window: Window, merge: M
     stored = store.located(session, old, used).alias("t")
     gone = F.expr(merge.deletes or "false")
     met = stored.join(F.broadcast(changes) if few else changes, F.expr(merge.condition), "inner").select(
-        # Of a row that goes only the key is needed, and the others may not be known.
+        # A deleted row needs only its key; its other values may be unknown.
         *(
             (F.expr(value) if name in window.target.key else F.when(~gone, F.expr(value))).alias(name)
             for name, value in values.items()
@@ -205,8 +208,8 @@ def mark_step(session: SparkSession, store: TableStore, window: Window, merge: M
     return MarkRows(gone=met.select(FILE, ROW), rows=rows, old=old, count=merge.count)
 
 
-def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> DataFrame:
-    """What collapsed changes leave where the table has none of their rows."""
+def left_rows(changes: DataFrame, window: Window, own: ModeColumns = NO_MODE_COLUMNS) -> DataFrame:
+    """The rows that collapsed changes make where the table has none of their keys."""
     from pyspark.sql import functions as F  # noqa: N812
 
     flags = incomplete_columns(window)
@@ -217,14 +220,14 @@ def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> Dat
 
 
 def _whole(window: Window, name: str, flag: str) -> str:
-    """A column of a row that the table does not have: it must have been carried."""
+    """A column of a row that the table does not have: a change must have carried it."""
     return f"CASE WHEN s.{flag} THEN s.{quoted(name)} ELSE {refusal(window, name)} END"
 
 
 def matches(window: Window) -> str:
-    """The SQL condition that a change ``s`` is of the row ``t``."""
-    # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL. The origin of a union is
-    # the same in all changes: as a literal it leaves the files of the other parts out.
+    """The SQL condition under which a change ``s`` and a row ``t`` have the same key."""
+    # In a key column that may be NULL (SQLite allows it), NULL equals NULL. The origin of a union is the same in all
+    # changes: as a literal it skips the files of the other parts.
     origin = window.ruled.origin if isinstance(window, RuledWindow) else None
     literals = {origin[0]: text_literal(origin[1])} if origin is not None else {}
     return " AND ".join(
@@ -236,23 +239,23 @@ def matches(window: Window) -> str:
 
 
 def refusal(window: Window, name: str) -> str:
-    """The SQL that stops the table instead of giving a value for a column that nobody sent."""
-    # A row that comes into a condition is new to the table, and nobody has the values that were not sent.
+    """The SQL that stops the table, because nobody has sent this column's value."""
+    # A row that begins to meet a rule's condition is new to the table, so nobody has its unsent values.
     enters = isinstance(window, RuledWindow) and window.ruled.where is not None
     error = (UNSENT if enters else INCOMPLETE) if window.exact else INCOMPLETE_COPY
     return f"CAST(raise_error('{error}') AS {spark_type(window.target.column(name).type)})"
 
 
 def packed(rows: DataFrame, window: Window) -> DataFrame:
-    """In as many files as the window's changes are worth, and no more than there are tasks."""
+    """The rows in as many partitions as the window's changes need files, and no more than the cores."""
     wanted = math.ceil(window.counts.total / _FILE_ROWS)
     return rows.coalesce(max(1, min(wanted, Driver(rows.sparkSession).cores)))
 
 
 def rewritten_files(session: SparkSession, window: Window, extent: Extent) -> int:
-    """In how many files to write the touched ones again: large ones, but work for every task. 0 if a merge is cheaper.
+    """The number of files to write for the touched ones: large ones, but work for every core. 0 if a merge is cheaper.
 
-    A store that cannot exchange files writes all of them again.
+    A store that cannot exchange files rewrites all of them.
     """
     many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
     if extent.replaceable is not None:

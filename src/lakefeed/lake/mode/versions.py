@@ -1,14 +1,14 @@
-"""Versions: events of keys, in order of seq, as the versions of rows that they open and close. Spark expressions only.
+"""Versions: turns the events of each key, in order of seq, into versions of rows. Spark expressions only.
 
-An event is a change, or a version that the table has. Four passes over each key's events, all of them windows of one
-partitioning and one order, so that rows are shuffled and sorted once:
+An event is a change, or a version that the table has. Four passes over each key's events. All are window functions with
+one partitioning and one order, so Spark shuffles and sorts the rows once:
 
-  1 a column that a change did not carry gets the value of before
-  2 which events *mark* the beginning of something: a version, or the time when the row did not exist
-  3 when each mark takes effect: never before the one before it
+  1 a column that a change did not carry gets the value from before
+  2 which events *start* something: a version, or the time when the row does not exist
+  3 when each start takes effect: never before the start before it
   4 where the next one begins
-Between two marks lies a *run*: the event that opens a version, then those written into it. Its last event has the
-version's values.
+From one start to the next goes a *run*: the event that opens a version, then those that change it. Its last event has
+the version's values.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ STORED = "_lakefeed_stored"
 """Is it a version that the table has?"""
 
 _ALIVE = "_lakefeed_alive"  # does the row exist after this event?
-_MARK = "_lakefeed_mark"  # does the event begin something?
-_AT = "_lakefeed_at"  # since when what the last mark began is in effect
-_RUN = "_lakefeed_run"  # the event that was the last mark: its seq, _ALIVE and STORED
+_STARTS = "_lakefeed_starts"  # does the event start a run?
+_AT = "_lakefeed_at"  # when the last start took effect
+_RUN = "_lakefeed_run"  # the event that started the run: its seq, _ALIVE and STORED
 _ENDS = "_lakefeed_ends"  # when the next event's run begins
 _LAST = "_lakefeed_last"  # is it the last event of its run?
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """How the events of one window become versions. ``tracked`` are the columns whose changes open one."""
+    """Turns the events of one window into versions. ``tracked`` are the columns whose changes open one."""
 
     window: Window
     mode: Interval
     tracked: tuple[str, ...]
 
     def of_changes(self, changes: DataFrame) -> DataFrame:
-        """Changes, truncates among them made deletes, as events."""
+        """Changes as events. Truncates have become deletes before."""
         from pyspark.sql import functions as F  # noqa: N812
 
         alive = F.col(OP) != int(Operation.DELETE)
@@ -69,7 +69,7 @@ class Versions:
         )
 
     def rows(self, events: DataFrame, *, unchanged: bool = False) -> DataFrame:
-        """New versions, and versions of the table that change (``STORED``), as rows of the table.
+        """New versions, and the table's versions that change (``STORED``), as rows of the table.
 
         With ``unchanged`` also the current versions that stay as they are.
         """
@@ -98,7 +98,7 @@ class Versions:
         alive = F.col(_ALIVE)
         was_there = F.coalesce(F.lag(alive).over(order), F.lit(False))
 
-        # 1 A row that was not there has no value from before: that stops the table.
+        # 1 A row that did not exist has no value from before: that stops the table.
         must_be_whole = F.col(OP).isin(int(Operation.INSERT), int(Operation.READ)) | ~was_there
         filled = {}
         for name, flag in incomplete_columns(self.window).items():
@@ -112,21 +112,21 @@ class Versions:
         if self.tracked:
             values = F.struct(*(F.col(quoted(name)) for name in self.tracked))
             same = values.eqNullSafe(F.lag(values).over(order))
-        marks = F.col(STORED) | F.when(alive, ~was_there | ~same).otherwise(was_there)
-        marked = whole.withColumn(_MARK, marks)  # 2
+        starting = F.col(STORED) | F.when(alive, ~was_there | ~same).otherwise(was_there)
+        started = whole.withColumn(_STARTS, starting)  # 2
 
-        mark = F.col(_MARK)
+        starts = F.col(_STARTS)
         time = F.coalesce(F.col(TIME), F.expr(UNKNOWN_TIME))
         began = F.struct(F.col(SEQ), alive, F.col(STORED))
-        in_effect = marked.select(  # 3
+        in_effect = started.select(  # 3
             "*",
-            F.max(F.when(mark, time)).over(so_far).alias(_AT),
-            F.last(F.when(mark, began), ignorenulls=True).over(so_far).alias(_RUN),
+            F.max(F.when(starts, time)).over(so_far).alias(_AT),
+            F.last(F.when(starts, began), ignorenulls=True).over(so_far).alias(_RUN),
         )
         return in_effect.select(  # 4
             "*",
             F.lead(F.col(_AT)).over(order).alias(_ENDS),
-            F.coalesce(F.lead(mark).over(order), F.lit(True)).alias(_LAST),
+            F.coalesce(F.lead(starts).over(order), F.lit(True)).alias(_LAST),
         )
 
     def _own_columns(self) -> list[Column]:

@@ -1,15 +1,15 @@
-"""A rule on a window: changes in the source's terms as changes of the lake table's rows. Spark expressions only.
+"""A rule on a window: turns changes of the source's rows into changes of the lake table's. Spark expressions only.
 
-  1 values that a change did not carry (unchanged TOAST) and that the rule needs are taken from the key's changes before
-    it in the window, or from the table, where it has them as the source has them. Where there is a condition, so are
-    the values of masks and expressions on such columns alone: a row may leave and come back within the window
-  2 does the condition hold after the change? If none of the columns that it reads was sent, it holds if it held before
-  3 an insert or update for which it does not hold is a delete: the row leaves the table, or was never in it. One that
-    comes in is an update that finds no row, which every mode takes for an insert
+  1 if a change did not carry a value that the rule needs (unchanged TOAST), take it from the key's changes before it in
+    the window, or from the table, if that has the source's value. With a condition, do the same for the values of masks
+    and expressions on such columns: a row may leave and come back within the window
+  2 does the condition hold after the change? If the change sent none of the columns that it reads: as before
+  3 an insert or update for which it does not hold becomes a delete: the row leaves the table, or was never in it. If it
+    begins to hold, the change is an update that finds no row, which every mode takes for an insert
   4 values, masks and names
 
-What nobody can know stops the table (``UNSENT``) instead of becoming NULL. In a table without a key a row is all its
-values, deletes carry them, and every change for which the condition does not hold is passed over.
+A value that nobody can know stops the table (``UNSENT``); it never becomes NULL. In a table without a key all values
+identify a row, and deletes carry them: every change for which the condition does not hold is skipped.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ LEFT_OUT = "where: rows left out"
 EARLY = "mask before the journal"
 REPLACED = "out_of_range"
 
-_HELD = "_lakefeed_holds"  # does the condition hold after this event?
-_KEPT = "_lakefeed_kept_"  # prefix: what the rule has made of columns that may be unsent
+_HOLDS = "_lakefeed_holds"  # does the condition hold after this event?
+_KEPT = "_lakefeed_kept_"  # prefix: the rule's values of columns that a change may lack
 _STORED = "_lakefeed_of_table"  # is it the table's row, and no change?
 _GONE = (int(Operation.DELETE), int(Operation.TRUNCATE))
 _MADE = (int(Operation.INSERT), int(Operation.READ))
 
 
 def ruled_window(window: Window, ruled: Resolved) -> RuledWindow:
-    """The same changes for a lake table that a rule makes; ``window.target`` is the schema that the rule is on."""
+    """The same changes for a lake table that a rule makes; the rule is resolved on ``window.target``."""
     given = {one.name: getattr(window, one.name) for one in fields(Window)}
     return RuledWindow(**{**given, "target": ruled.schema}, inner=window, ruled=ruled)
 
 
 Moved = Callable[["DataFrame", Window, Callable[[], "DataFrame"], Sequence[str]], "DataFrame"]
-"""As ``mode.moved.with_moved_values``, which modes bring along."""
+"""The type of ``mode.moved.with_moved_values``, which modes pass in."""
 
 
 def ruled_changes(
@@ -65,8 +65,8 @@ def ruled_changes(
 ) -> DataFrame:
     """``changes`` of ``window.inner``, as ``read_changes`` gives them, as changes of the lake table's rows.
 
-    ``stored`` gives the table's rows as they are before the window, one for each key. ``is_log``: every change becomes
-    a row, so that one that was never in the table makes none.
+    ``stored`` gives the table's rows from before the window, one for each key. ``is_log``: every change becomes a row,
+    so an insert for which the condition does not hold is skipped.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -89,7 +89,7 @@ def ruled_changes(
     kept = {name: one for name, one in kept.items() if name in changes.columns}
     holds = _holds(changes, window) if ruled.where is not None else F.lit(True)  # 2
     if ruled.where is not None:
-        changes = changes.withColumn(_HELD, holds)
+        changes = changes.withColumn(_HOLDS, holds)
     if _STORED in changes.columns:
         changes = changes.where(~F.col(_STORED)).drop(_STORED)
 
@@ -97,8 +97,8 @@ def ruled_changes(
     if ruled.where is not None:  # 3
         passed_over = F.col(OP).isin(*_MADE, int(Operation.BEFORE)) if is_log else F.col(OP) == int(Operation.BEFORE)
         passed_over = passed_over if is_keyed else F.col(OP) != int(Operation.TRUNCATE)
-        changes = changes.where(F.col(_HELD) | ~passed_over)
-        is_live = is_live & F.col(_HELD) if is_keyed else is_live
+        changes = changes.where(F.col(_HOLDS) | ~passed_over)
+        is_live = is_live & F.col(_HOLDS) if is_keyed else is_live
     gone = F.when(F.col(OP) == int(Operation.TRUNCATE), F.col(OP)).otherwise(
         F.lit(int(Operation.DELETE)).cast("tinyint")
     )
@@ -115,7 +115,7 @@ def ruled_changes(
         values.append(value.alias(one.column.name))
     carried = {name: _all(flags[given] for given in _inputs(window, name) if given in flags) for name in own_flags}
     carried |= {name: carried[name] | F.col(kept).isNotNull() for name, kept in by_column.items()}
-    rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HELD, ABSENT)]
+    rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HOLDS, ABSENT)]
     rest = [name for name in rest if name not in flags.values() and name not in by_column.values()]
     extra = [absent_names(carried).alias(ABSENT)] if ABSENT in changes.columns else []
     op = F.when(is_live, F.col(OP)).otherwise(gone) if is_keyed else F.col(OP)
@@ -129,14 +129,14 @@ def ruled_changes(
 
 
 def source_rows(rows: DataFrame, ruled: Resolved, names: Sequence[str]) -> DataFrame:
-    """Of the lake table's rows, columns that are as in the source, under the source's names."""
+    """The lake table's rows under the source's names: the columns ``names``, which have the source's values."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return rows.select(*(F.col(quoted(ruled.plain[name])).alias(name) for name in dict.fromkeys(names)))
 
 
 def ruled_keys(changes: DataFrame, window: RuledWindow) -> DataFrame:
-    """The keys of the changes of ``window.inner``, as the lake table has them."""
+    """The keys of the changes of ``window.inner``, in the lake table's columns."""
     from pyspark.sql import functions as F  # noqa: N812
 
     known = {one.column.name: one for one in window.ruled.columns}
@@ -146,10 +146,11 @@ def ruled_keys(changes: DataFrame, window: RuledWindow) -> DataFrame:
 def _completed(
     changes: DataFrame, window: RuledWindow, stored: DataFrame, names: Sequence[str], kept: Mapping[str, RuledColumn]
 ) -> DataFrame:
-    """With the table's rows of the same keys as events before all changes; updates have what they did not carry.
+    """The changes, with the table's rows of the same keys as events before them, and updates with the values that they
+    did not carry.
 
-    A value from before the key's last insert or delete is no value of the row. ``kept`` are columns of ``stored`` with
-    what the rule has made: updates get them as structs, where no change since has sent what they are made of.
+    A value from before the key's last insert or delete does not count. ``kept`` are columns of ``stored`` with values
+    that the rule has made: updates get them as structs, if no change since has sent one of their inputs.
     """
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
@@ -183,7 +184,7 @@ def _completed(
         filled[name] = F.when(flag, F.col(quoted(name))).otherwise(newest.getField("v"))
         filled[flags[name]] = flag | F.coalesce(is_known, F.lit(False))
     for name, one in kept.items():
-        # A change that sent some of what it is made of leaves no value that is known.
+        # After a change that sent some of its inputs, nobody knows the value.
         some = reduce(lambda first, other: first | other, (F.col(flags[given]) for given in one.inputs))
         is_event = (F.col(_STORED) | some) & ~F.col(OP).isin(*_GONE)
         whole = F.col(_STORED) | _all(flags[given] for given in one.inputs)
@@ -195,7 +196,7 @@ def _completed(
 
 
 def _holds(changes: DataFrame, window: RuledWindow) -> Column:
-    """Does the condition hold after a change? Of a delete and a truncate nothing is asked."""
+    """Does the condition hold after a change? With a key, never after a delete or truncate."""
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -211,7 +212,7 @@ def _holds(changes: DataFrame, window: RuledWindow) -> Column:
     unknown = F.expr(f"CAST(raise_error('{UNSENT if window.exact else INCOMPLETE_COPY}') AS BOOLEAN)")
     if _STORED not in changes.columns or len(lacking) < len(ruled.where_inputs):
         return F.when(is_gone, F.lit(False)).when(is_known, condition).otherwise(unknown)
-    # All that the condition reads may be unsent: then it holds if it did before, which the table's row says.
+    # A change may lack all inputs of the condition: then it holds if it held before, that is, if the table has the row.
     state = F.when(F.col(_STORED), F.lit(True)).when(is_gone, F.lit(False)).when(is_known, condition)
     before = Over.partitionBy(*map(quoted, window.inner.target.key)).orderBy(SEQ)
     before = before.rowsBetween(Over.unboundedPreceding, -1)
@@ -221,7 +222,7 @@ def _holds(changes: DataFrame, window: RuledWindow) -> Column:
 
 
 def _value(one: RuledColumn, flags: dict[str, str], window: RuledWindow) -> Column:
-    """The column's value; what was carried in part cannot be known."""
+    """The column's value. If a change carried some of its inputs alone, nobody knows the value."""
     from pyspark.sql import functions as F  # noqa: N812
 
     lacking = [flags[name] for name in one.inputs if name in flags]
@@ -246,9 +247,9 @@ def _all(flags: Any) -> Column:
 
 
 def touched_by_window(session: SparkSession, window: Window, early: Iterable[str]) -> Counter[str]:
-    """How many values of a window each rule has touched, by the footers of its files, and for how many rows the
-    condition did not hold: that takes a small job. ``early`` are the columns that were masked before the journal. What
-    ``out_of_range`` has replaced is noted with the files."""
+    """How many values of a window each rule has changed, by the footers of its files; and for how many rows the
+    condition did not hold, by a small job. ``early`` are the columns that capture has masked. The segments say how many
+    values ``out_of_range`` has replaced."""
     inner, ruled = (window.inner, window.ruled) if isinstance(window, RuledWindow) else (window, None)
     made = [one for one in ruled.columns if one.rule is not None] if ruled is not None else []
     by = {str(one.rule): one.inputs[0] if one.inputs else None for one in made}

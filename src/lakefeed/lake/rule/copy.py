@@ -1,10 +1,10 @@
-"""The copy of a table that a rule makes: chunks of the source become chunks of the lake table's rows.
+"""The copy of a table that a rule makes: turns chunks of the source into chunks of the lake table's rows.
 
-Where only names differ, a chunk is read under the other names (``RenamedChunk``): the copy takes no other way. Where
-Spark evaluates the rule, a group of chunks takes three steps, all of which a restart does again:
+If only names differ, the copy reads each chunk under the other names (``RenamedChunk``). If Spark evaluates the rule, a
+group of chunks takes three steps, which a restart does again:
   1 Spark tasks read the source's chunks, each into a staged file
-  2 Spark evaluates condition and expressions, into staged files of the lake table's columns
-  3 those are the chunks that the copy goes on with: it writes the table's own files, and commits them
+  2 Spark evaluates condition and expressions, into staged files with the lake table's columns
+  3 these files are the chunks for the copy, which writes the table's own files and commits them
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _RenamedRows:
 
 @dataclass(frozen=True, slots=True)
 class StagedChunk:
-    """Staged files as a chunk: rows of the lake table's own columns, all of one ``partition``. Picklable; its own
+    """Staged files as a chunk: rows under the lake table's own columns, all in one ``partition``. Picklable; its own
     reader."""
 
     table: TableId
@@ -103,10 +103,10 @@ class StagedChunk:
 
 
 class StagedGroups:
-    """Called with a group of the source's chunks, gives chunks of the lake table's rows: see the module.
+    """Call it with a group of the source's chunks to get chunks of the lake table's rows: see the module.
 
-    ``directory`` is one that every Spark task reaches, and of this table alone. ``count`` gets what the rule touched.
-    ``parts``: see ``TableStore.parts``.
+    ``directory`` belongs to this table alone, and every Spark task reaches it. ``count`` gets the number of values that
+    the rule has changed. ``parts``: see ``TableStore.parts``.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class StagedGroups:
 
     def __call__(self, chunks: Sequence[ChunkSource]) -> list[ChunkSource]:
         table, place = self._ruled.source.table, f"{self._directory}/{uuid.uuid4().hex}"
-        self.clear()  # what the group before has left, or a process that died
+        self.clear()  # the files of the group before, or of a process that died
         given = lake_arrow(self._ruled.source)
         write = partial(attempt_chunk, directory=f"{place}/source", schema=given, storage=options_of(place))
         written = written_chunks(chunks, write, table, self._session)  # 1
@@ -139,7 +139,7 @@ class StagedGroups:
         self._count(touched_by_copy(self._ruled, written, sum(one.rows for one in made)))
         schema = lake_arrow(self._ruled.schema)
         chunks = [StagedChunk(table, (one.path,), schema, high, one.partition) for one in made]
-        return [*chunks] or [StagedChunk(table, (), schema, high)]  # 3: one at least, which says how new the rows are
+        return [*chunks] or [StagedChunk(table, (), schema, high)]  # 3: at least one, for the position of the rows
 
     def clear(self) -> None:
         files, root = filesystem(self._directory)
@@ -157,8 +157,8 @@ class _Written:
 def write_ruled(
     session: SparkSession, ruled: Resolved, staged: Sequence[str], place: str, parts: Sequence[str] = ()
 ) -> list[_Written]:
-    """Rows of the source in Parquet files as rows of the lake table in others; with ``parts``, in one for each of
-    their values."""
+    """Turn Parquet files with rows of the source into files with rows of the lake table; with ``parts``, one for each
+    partition."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -195,7 +195,7 @@ def ruled_rows(rows: DataFrame, ruled: Resolved) -> DataFrame:
 
 
 def touched_by_copy(ruled: Resolved, written: Sequence[ChunkFile], left: int) -> Counter[str]:
-    """How many values each rule has touched, and how many rows the condition has left out. By the files' statistics."""
+    """How many values each rule has changed, and how many rows the condition has left out. By the files' statistics."""
     rows, nulls = sum(one.rows for one in written), Counter[str]()
     for one in written:
         if one.file is not None:
@@ -208,8 +208,8 @@ def touched_by_copy(ruled: Resolved, written: Sequence[ChunkFile], left: int) ->
 
 
 def touched_by_source(written: Sequence[ChunkFile], columns: Mapping[str, str]) -> Counter[str]:
-    """How many copied values ``out_of_range`` has replaced, and how many were masked before they came here: those of
-    ``columns``, the lake's names and the source's."""
+    """How many copied values ``out_of_range`` has replaced, and how many capture has masked: in ``columns``, the lake's
+    names with the source's."""
     found = Counter[str]()
     for one in written:
         found.update({f"{REPLACED} {name}": count for name, count in one.replaced.items()})
@@ -222,7 +222,7 @@ def touched_by_source(written: Sequence[ChunkFile], columns: Mapping[str, str]) 
 def ruled_batches(
     session: Callable[[], SparkSession], ruled: Resolved, rows: Iterator[pa.RecordBatch], directory: Path
 ) -> Iterator[pa.RecordBatch]:
-    """Whole rows of the source as rows of the lake table, for a comparison. Through files: memory is bounded."""
+    """Whole rows of the source as rows of the lake table, for a comparison. Goes through files, to bound memory."""
     given, made = lake_arrow(ruled.source), lake_arrow(ruled.schema)
     clear, place = directory / "clear.parquet", directory / "made"
     with pq.ParquetWriter(clear, given, compression="zstd", store_schema=False) as writer:

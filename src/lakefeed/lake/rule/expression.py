@@ -1,7 +1,7 @@
-"""Spark SQL of masks and partitions, and what an expression of a rule is made of, by Spark's own analysis.
+"""Spark SQL of masks, and Spark's analysis of a rule's expressions.
 
-An expression is refused if it does not parse, names a column that is not there, or would give another value when it is
-evaluated again: a restart applies the same changes a second time, and both must come to the same rows.
+Lakefeed refuses an expression that does not parse, names a missing column, or could give another value when it is
+evaluated again: after a restart Lakefeed may apply the same changes a second time, and must get the same rows.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CHANGING = ("Current", "Now", "LocalTimestamp", "Uuid", "PythonUD")
-"""How the classes of Spark's expressions begin that depend on more than the row."""
+"""The prefixes of Spark's expression classes that depend on more than the row."""
 _OUTSIDE = (r"current_\w+", "now", "localtimestamp", "curdate", "uuid", "user", "session_user")
-"""The same as the text of a plan has them."""
+"""Patterns of the same functions in the text of a plan."""
 _ANALYZED, _OPTIMIZED = "== Analyzed Logical Plan ==", "== Optimized Logical Plan =="
 _NESTED = ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")
 
 
 @dataclass(frozen=True, slots=True)
 class Analyzed:
-    """What Spark says of an expression: its type, and the columns that it reads, by their names in the schema."""
+    """Spark's analysis of an expression: its type, and the columns that it reads, by their names in the schema."""
 
     type: pa.DataType
     inputs: tuple[str, ...]
 
 
 def mask_sql(name: str, kind: pa.DataType, mask: str, salt: str) -> str:
-    """A column under a mask: the same as ``change.mask.masked``."""
+    """The SQL of a column under a mask. It gives the same values as ``change.mask.masked``."""
     column, secret = quoted(name), text_literal(salt)
     text = f"CAST({column} AS STRING)"
     hashed = f"sha2(concat({secret}, {text}), 256)"
@@ -56,7 +56,7 @@ def mask_sql(name: str, kind: pa.DataType, mask: str, salt: str) -> str:
 
 
 def analyzed(session: SparkSession, schema: TableSchema, sql: str) -> Analyzed | str:
-    """What an expression over a schema's columns is; a sentence if it cannot be part of a rule."""
+    """The analysis of an expression over a schema's columns; the end of a sentence if no rule can have it."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -73,7 +73,7 @@ def analyzed(session: SparkSession, schema: TableSchema, sql: str) -> Analyzed |
         return f"does not fit the table's columns ({listed}): {first_line(error)}"
     kind = arrow_type(found)
     if kind is None:
-        return f"has the type {found}, which lake tables do not hold: CAST it"
+        return f"has the type {found}, which lake tables cannot store: CAST it"
     if not Driver(session).has_jvm:
         return _analyzed_by_trial(session, empty, kind, sql)
     plan: Any = frame._jdf.queryExecution().analyzed()
@@ -94,11 +94,11 @@ def analyzed(session: SparkSession, schema: TableSchema, sql: str) -> Analyzed |
 
 
 def _analyzed_by_trial(session: SparkSession, empty: DataFrame, kind: pa.DataType, sql: str) -> Analyzed | str:
-    """The same where there is no plan to look into (Spark Connect): by what Spark refuses.
+    """The same without a plan to inspect (Spark Connect): by what Spark refuses.
 
-    It takes aggregates, windows and generators in no condition, and nothing that is not deterministic in an aggregate.
-    A column is read if the expression cannot be resolved without it. What depends on the time or the user is found in
-    the text of the plan: a literal with such a text is refused, too.
+    Spark allows no aggregates, windows and generators in a condition, and nothing nondeterministic in an aggregate. An
+    expression reads a column if Spark cannot resolve it without that column. Functions of the time or the user show in
+    the text of the plan; so a literal with such a text is refused, too.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F  # noqa: N812
@@ -115,7 +115,7 @@ def _analyzed_by_trial(session: SparkSession, empty: DataFrame, kind: pa.DataTyp
         return "is not about one row: it aggregates, or makes several rows"
     if is_refused(lambda: empty.agg(F.count(value))):
         return "gives another value each time it is evaluated"
-    session.conf.set("spark.sql.debug.maxToStringFields", str(2**31 - 1))  # the text is to be whole
+    session.conf.set("spark.sql.debug.maxToStringFields", str(2**31 - 1))  # for the whole text
     frame: Any = empty.select(value.alias("value"))
     text = frame._explain_string(mode="extended").partition(_ANALYZED)[2].partition(_OPTIMIZED)[0]
     functions = [row["function"] for row in session.sql("SHOW USER FUNCTIONS").collect()]

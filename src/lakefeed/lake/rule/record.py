@@ -1,8 +1,8 @@
-"""The rule that a lake table was made by, and how many values it has touched. Durable, one small file for each table.
+"""The rule that made a lake table, and how many values it has changed. Durable, one small file for each table.
 
-A rule is no part of the table: the file says by which one the rows of a generation were made, so that a changed rule is
-noticed, and so that whoever reads the table with the journal's changes on top can apply the same. A table without a
-rule has no file, unless values were counted. Secrets are not in it: of a rule with some, only the fingerprint is.
+The table itself does not record its rule. The file says which rule made the rows of a generation: so Lakefeed notices a
+changed rule, and whoever reads the table with the journal's changes on top can apply the same one. A table without a
+rule has no file, unless it has counts. The file has no secrets: of a rule with secrets it has the fingerprint alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from lakefeed.storage.local import LocalStorage
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """What the file says. ``rule`` is None where it has secrets; ``touched`` are values, and rows left out."""
+class RecordedRule:
+    """The content of the file. ``rule`` is None if it has secrets; ``touched`` counts changed values, and rows left
+    out."""
 
     generation: int
     fingerprint: str
@@ -35,11 +36,11 @@ class Recorded:
 
 
 def rule_file(lake: Storage, pipeline: str, table: TableId) -> StoredFile:
-    """Where the rule of one lake table is: in the lake, below the folder of the pipeline that made it."""
+    """The file with the rule of one lake table: in the lake, in the folder of the pipeline that made the table."""
     return StoredFile(lake.below(), table_path(f"_lakefeed/{pipeline}/rules", table) + ".json")
 
 
-def read_recorded(place: StoredFile | Path) -> Recorded | None:
+def read_rule(place: StoredFile | Path) -> RecordedRule | None:
     data = _stored(place).read()
     if data is None:
         return None
@@ -47,11 +48,11 @@ def read_recorded(place: StoredFile | Path) -> Recorded | None:
         body: dict[str, Any] = json.loads(data)
     except ValueError as error:
         raise LakeError(
-            f"the file {place}, which says by which rule a lake table was made, is damaged: {error}",
+            f"the file {place}, which records the rule that made a lake table, is damaged: {error}",
             remedy="Restore it, or copy the table again with lakefeed rebuild FILE TABLE --from-source.",
         ) from error
     rule = RowRule.from_json(body["rule"]) if body["rule"] is not None else None
-    return Recorded(body["generation"], body["fingerprint"], body["described"], rule, body["touched"])
+    return RecordedRule(body["generation"], body["fingerprint"], body["described"], rule, body["touched"])
 
 
 def _stored(place: StoredFile | Path) -> StoredFile:
@@ -59,34 +60,34 @@ def _stored(place: StoredFile | Path) -> StoredFile:
 
 
 class TableRule:
-    """The rule of one lake table by the configuration, beside the one on record. ``place`` is the table's file."""
+    """The configuration's rule for one lake table, beside the recorded one. ``place`` is the file."""
 
     def __init__(self, rule: RowRule, table: TableId, place: StoredFile | Path | None = None) -> None:
         self.rule = rule
         self._table = table
-        self._place = _stored(place) if place is not None else None
-        self._known: Recorded | None = None
+        self._file = _stored(place) if place is not None else None
+        self._known: RecordedRule | None = None
         self._is_read = False
         self.required: int | None = None
-        """The generation whose rows were found to be made by the rule: it needs no second look."""
+        """The generation whose rows this rule has made, as ``require`` has checked."""
 
-    def newest(self) -> Recorded | None:
-        """What is on record of the table's newest life; None: its rows are the source's."""
-        if not self._is_read and self._place is not None:
-            self._known, self._is_read = read_recorded(self._place), True
+    def newest(self) -> RecordedRule | None:
+        """The record of the table's newest generation; None: its rows are the source's."""
+        if not self._is_read and self._file is not None:
+            self._known, self._is_read = read_rule(self._file), True
         return self._known
 
-    def recorded(self, generation: int) -> Recorded | None:
-        """The same of one life of the table."""
+    def recorded(self, generation: int) -> RecordedRule | None:
+        """The record of one generation; None if the file has another, or none."""
         known = self.newest()
         return known if known is not None and known.generation == generation else None
 
     def begin(self, generation: int) -> None:
-        """The rows of this generation are about to be made by the rule. Idempotent; durable."""
-        if self._place is None:
+        """Record that the rule makes the rows of this generation. Idempotent; durable."""
+        if self._file is None:
             return
-        if self.rule.is_nothing:
-            self._place.storage.remove([self._place.name])
+        if self.rule.is_empty:
+            self._file.storage.remove([self._file.name])
             self._known, self._is_read = None, True
         elif self.recorded(generation) is not None:
             self.require(generation)
@@ -94,14 +95,14 @@ class TableRule:
             self._save(generation, {})
 
     def require(self, generation: int) -> None:
-        """TableStoppedError if the rows were made by another rule than the configuration has now."""
+        """TableStoppedError if another rule than the configuration's has made the rows."""
         known = self.recorded(generation)
         made_by = known.fingerprint if known is not None else RowRule().fingerprint
-        mine = RowRule().fingerprint if self.rule.is_nothing else self.rule.fingerprint
-        if self._place is not None and made_by != mine:
+        mine = RowRule().fingerprint if self.rule.is_empty else self.rule.fingerprint
+        if self._file is not None and made_by != mine:
             was = known.described if known is not None else RowRule().describe()
             now = self.rule.describe()
-            change = f"from '{was}' to '{now}'" if was != now else f"in what is not shown of '{now}', such as the salt"
+            change = f"from '{was}' to '{now}'" if was != now else f"in a hidden part of '{now}', such as the salt"
             raise TableStoppedError(
                 f"table {self._table}: its rule has changed since it was copied, {change}",
                 remedy=f"Put the rule back, or copy the table again: lakefeed rebuild FILE {self._table} --from-source",
@@ -110,23 +111,23 @@ class TableRule:
         self.required = generation
 
     def add(self, generation: int, touched: Mapping[str, int]) -> None:
-        """Count what a commit touched. Without fsync: a crash may cost the count of one commit, and no row.
+        """Count what a commit changed. Without fsync: a crash may lose the count of one commit, and no row.
 
-        A table without a rule gets a file once ``out_of_range`` has replaced a value of it.
+        A table without a rule gets a file once ``out_of_range`` has replaced one of its values.
         """
         known = self.recorded(generation)
-        if any(touched.values()) and (known is not None or self.rule.is_nothing):
+        if any(touched.values()) and (known is not None or self.rule.is_empty):
             before = known.touched if known is not None else {}
             self._save(generation, Counter(before) + Counter(touched), fsync=False)
 
     def touched(self, generation: int) -> Mapping[str, int]:
-        """Read anew: another process may be the one that counts."""
+        """The counts of a generation. Reads the file again: another process may count."""
         self._is_read = False
         known = self.recorded(generation)
         return known.touched if known is not None else {}
 
     def _save(self, generation: int, touched: Mapping[str, int], *, fsync: bool = True) -> None:
-        if self._place is None:
+        if self._file is None:
             return
         rule = self.rule
         is_secret = rule.has_secrets or any(kind in KEYED for _, kind in rule.mask)
@@ -138,5 +139,5 @@ class TableRule:
             "touched": dict(touched),
         }
         data = json.dumps(body, ensure_ascii=False, indent=1).encode()
-        (self._place.storage if fsync else self._place.storage.without_fsync()).replace(self._place.name, data)
-        self._known, self._is_read = read_recorded(self._place), True
+        (self._file.storage if fsync else self._file.storage.without_fsync()).replace(self._file.name, data)
+        self._known, self._is_read = read_rule(self._file), True

@@ -1,4 +1,4 @@
-"""A rule and a schema: the columns that a lake table has by it, and what each is made of."""
+"""A rule on a schema: the lake table's columns, and the inputs of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuledColumn:
-    """A column of the lake table. ``sql`` is its value, over the source's columns ``inputs``; None: the one input as it
-    is. ``rule`` says for people what it is made by."""
+    """A column of the lake table. ``sql`` is its value, over the source's columns ``inputs``; None: the value of the
+    only input. ``rule`` names, for people, what makes it."""
 
     column: Column
     inputs: tuple[str, ...]
@@ -38,8 +38,8 @@ class RuledColumn:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A rule on one schema (``source``), for the lake table ``table``: ``columns`` are those of the source in their
-    order, then the new ones. ``schema`` is the lake table's, without the mode's own columns."""
+    """A rule on one schema (``source``), for the lake table ``table``: ``columns`` has the source's in their order,
+    then the new ones. ``schema`` is the lake table's, without the mode's own columns."""
 
     table: TableId
     source: TableSchema
@@ -58,14 +58,14 @@ class Resolved:
 
     @cached_property
     def plain(self) -> dict[str, str]:
-        """The lake's names of columns that are as in the source, by the source's."""
+        """For columns with the source's values: the lake's name by the source's."""
         return {one.inputs[0]: one.column.name for one in self.columns if one.sql is None}
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Columns with large values that the table cannot do without in a change. With a condition all of them: a row
-        that comes in is new to the table. Else those of an expression that reads others, too, and that are not there
-        as they are in the source."""
+        """The columns with large values that every change must carry. With a condition all of them: a row that begins
+        to meet it is new to the table. Else the inputs of an expression over several columns that the table does not
+        also have with the source's values."""
         large = [one.name for one in self.source.columns if one.type in _LARGE or pa.types.is_list(one.type)]
         if self.where is not None:
             return tuple(large)
@@ -74,7 +74,7 @@ class Resolved:
 
     @property
     def is_renaming(self) -> bool:
-        """Rows and values are the source's: it is names alone that differ."""
+        """Are rows and values the source's, under other names?"""
         return self.where is None and all(one.sql is None for one in self.columns)
 
     @property
@@ -88,9 +88,9 @@ _PART_TYPES: dict[str, pa.DataType] = {"days": pa.date32(), "bucket": pa.int32()
 
 
 def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callable[[], SparkSession]) -> Resolved:
-    """TableStoppedError if the rule does not fit the schema. ``session`` is asked for if there are expressions.
+    """The rule on a schema, for the lake table ``table``. TableStoppedError if it does not fit.
 
-    ``table`` is the lake table's name.
+    Calls ``session`` only for expressions.
     """
 
     def stopped(option: str, problem: str, remedy: str = "") -> TableStoppedError:
@@ -115,8 +115,8 @@ def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callab
             if column.name in source.key:
                 raise stopped(
                     f"transform of {column.name}",
-                    "is not possible: the column is part of the key, and an expression may make two keys one",
-                    "A key may be masked: hash or tokenize.",
+                    "is not possible: the column is part of the key, and an expression may give two keys one value",
+                    "A key may have a mask: hash or tokenize.",
                 )
             found.append(RuledColumn(lake, (), transform[column.name], f"transform {column.name}"))
         elif column.name in masks:
@@ -124,8 +124,8 @@ def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callab
             if column.name in source.key and mask not in KEYED:
                 raise stopped(
                     f"mask of {column.name}",
-                    f"is {mask}, which makes different keys one, and the column is part of the key",
-                    f"A key may be masked by {' or '.join(KEYED)}.",
+                    f"is {mask}, which gives different keys one value, and the column is part of the key",
+                    f"A key may have the mask {' or '.join(KEYED)}.",
                 )
             if not can_mask(column.type, mask):
                 raise stopped(f"mask of {column.name}", f"is {mask}, which a column of type {column.type} cannot have")
@@ -172,7 +172,7 @@ def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callab
 def _parts(
     rule: RowRule, columns: Sequence[RuledColumn], stopped: Callable[[str, str], Exception]
 ) -> list[RuledColumn]:
-    """The columns of partitions by a function: see ``lake.layout``."""
+    """The columns for partitions by a function: see ``lake.layout``."""
     known, found = {one.column.name: one for one in columns}, list[RuledColumn]()
     for part in map(Partition.parse, rule.parts):
         if part.column not in known:

@@ -1,8 +1,8 @@
-"""RowRule: how the rows of a source table become the rows of one lake table. A value; nothing is evaluated here.
+"""RowRule: how the rows of a source table become the rows of one lake table. A value, without evaluation.
 
-Expressions and the condition are Spark SQL over the source's columns, by their names in the source and with their
-values as the journal has them. A column is masked, or made by an expression, or taken as it is; then it gets its name.
-``lake.rule.resolve`` turns a rule and a schema into columns, ``lake.rule.changes`` applies it to a window.
+Expressions and the condition are Spark SQL over the source's columns: under the source's names, with the journal's
+values. A column gets a mask, an expression, or its own value; then it gets its name. ``lake.rule.resolve`` turns a rule
+and a schema into columns, ``lake.rule.changes`` applies it to a window.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Pairs = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRule:
     """``transform``: expressions by column; a name that the source does not have is a new column. ``mask``: kinds of
-    ``change.mask`` by column. ``rename``: the lake's names by the source's. ``naming`` is for all other columns.
+    ``change.mask`` by column. ``rename``: the lake's names by the source's. ``naming`` names all other columns.
 
-    ``early`` are masks that were applied before the journal: this rule leaves them alone, and is another without them.
-    ``parts`` are partitions by a function (``lake.layout``), in a format where each is a column. ``origin`` is a
-    column that has one value in all rows and is part of the key: the rows are one source table's part of a union.
-    ``optional`` are columns that the rules name for many tables, so that this one need not have them. ``has_secrets``:
-    an expression has a value of the environment in it, so that the rule is written down nowhere.
+    ``early`` are masks that capture applies before the journal: this rule does not apply them, but they are part of its
+    fingerprint. ``parts`` are partitions by a function (``lake.layout``), in a format where each is a column.
+    ``origin`` is a column with one value in all rows, and part of the key: the rows are one source table's part of a
+    union. ``optional`` are columns that rules name for many tables, so this table need not have them. ``has_secrets``:
+    an expression contains a value of the environment, so nobody writes the rule down.
     """
 
     where: str | None = None
@@ -54,12 +54,13 @@ class RowRule:
         for column, kind in self.mask:
             if kind not in MASKS:
                 raise ConfigError(
-                    f"'{kind}', the mask of {column}, is not one that this version has",
+                    f"this version has no mask '{kind}', which {column} is to get",
                     remedy=f"Choose one of: {', '.join(MASKS)}.",
                 )
             if kind in KEYED and not self.salt:
                 raise ConfigError(
-                    f"the mask {kind} of column {column} needs a salt: without one, everybody can hash likely values",
+                    f"the mask {kind} of column {column} needs a salt: without one, anybody can hash likely values and "
+                    "compare",
                     remedy='Write lake.salt: "${LAKEFEED_SALT}" and set that variable to a long secret text.',
                 )
             if column in dict(self.transform):
@@ -69,26 +70,26 @@ class RowRule:
 
     @property
     def is_plain(self) -> bool:
-        """Rows are as the source has them, under the same names."""
+        """Are rows as in the source, under the same names?"""
         return not self.has_values and not self.rename and self.naming == "as_is"
 
     @property
-    def is_nothing(self) -> bool:
-        """It says nothing at all, so that there is nothing to write down."""
+    def is_empty(self) -> bool:
+        """Does the rule do nothing, so that there is nothing to record?"""
         return self.is_plain and not self.early
 
     @property
     def has_values(self) -> bool:
-        """Rows are left out, or values are others than the source's: Spark evaluates the rule."""
+        """Does the rule leave rows out or change values, so that Spark evaluates it?"""
         return bool(self.where or self.transform or self.mask or self.parts or self.origin)
 
     def name(self, column: str) -> str:
-        """What a column of the source is called in the lake."""
+        """The lake's name of a source column."""
         renamed = dict(self.rename).get(column)
-        return renamed if renamed is not None else named(column, self.naming)
+        return renamed if renamed is not None else lake_name(column, self.naming)
 
     def describe(self) -> str:
-        """For people: what it does, and nothing that may be secret."""
+        """What the rule does, for people and without secrets."""
         parts = (
             [f"where {self.where}"] if self.where and not self.has_secrets else ["a condition"] if self.where else []
         )
@@ -103,13 +104,13 @@ class RowRule:
 
     @property
     def fingerprint(self) -> str:
-        """Equal rules have equal ones. The salt goes in, and does not come out."""
+        """Equal rules have equal fingerprints. The salt goes in, and nobody can read it from there."""
         is_salted = any(kind in KEYED for _, kind in (*self.mask, *self.early))
         body = {**self.to_json(), "salt": self.salt if is_salted else ""}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Without the salt. What the rules say for other tables makes no difference, so ``optional`` is not in it."""
+        """The rule without the salt, and without ``optional``, which depends on the rules for other tables."""
         return {
             "where": self.where,
             "transform": list(map(list, self.transform)),
@@ -123,7 +124,7 @@ class RowRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], salt: str = "") -> RowRule:
-        """What ``to_json`` wrote; names that the table did not have then are not asked for."""
+        """The rule that ``to_json`` wrote. The table need not have the columns that it names: they are ``optional``."""
         pairs: dict[str, Any] = {
             name: tuple((one, other) for one, other in data[name]) for name in ("transform", "mask", "rename")
         }
@@ -140,8 +141,8 @@ class RowRule:
         )
 
 
-def named(column: str, naming: str) -> str:
-    """A column's name by a naming: ``Order ID`` is ``order_id`` in snake case."""
+def lake_name(column: str, naming: str) -> str:
+    """A column's name under a naming: ``Order ID`` is ``order_id`` in snake case."""
     if naming == "snake_case":
         words = _NO_WORD.sub("_", _WORD_ENDS.sub("_", column)).strip("_").lower()
         return words or "_"
@@ -150,7 +151,7 @@ def named(column: str, naming: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptions:
-    """What one rule of the configuration says of rows: None where it says nothing. See ``RowRule``."""
+    """What one rule of the configuration chooses for rows; None is no choice. See ``RowRule``."""
 
     where: str | None = None
     transform: Mapping[str, str] | None = None
@@ -161,10 +162,10 @@ class RowOptions:
     has_secrets: bool = False
 
     def onto(self, rule: RowRule, *, is_literal: bool) -> RowRule:
-        """``rule``, with what these options say instead: the condition as a whole, the rest column by column."""
+        """``rule`` with the choices of these options: they replace the condition as a whole, the rest by column."""
         given = {name: dict(getattr(self, name) or {}) for name in ("transform", "mask", "rename")}
         merged = {name: {**dict(getattr(rule, name)), **one} for name, one in given.items()}
-        # What a more specific rule does with a column takes the place of what a more general one did.
+        # A more specific rule for a column replaces a more general one.
         merged["mask"] = {name: kind for name, kind in merged["mask"].items() if name not in given["transform"]}
         merged["transform"] = {name: sql for name, sql in merged["transform"].items() if name not in given["mask"]}
         stated = {*given["mask"], *given["rename"]}

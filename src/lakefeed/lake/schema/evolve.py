@@ -1,16 +1,16 @@
-"""From the columns that a lake table has, along the source's schema changes, to those it is to have. Pure.
+"""How a lake table's columns follow the source's schema changes. Pure.
 
-One version at a time, so that a column that was dropped and added again is a new one. Every change is either done as
-the policy says or raises TableStoppedError with what to do; then nothing of the whole way is done.
+One version at a time, so that a column that was dropped and added again is a new one. The policy says what each change
+does. If it stops one, TableStoppedError says what to do, and no change of the whole path is done.
 
-Stale reasons (``change.segment.StaleReason``) are settled here, too, and a choice ``stop`` comes before any of it:
-- for all rows: the table is copied again.
-- for columns of rows from before a schema change: a mirror must equal the source and is copied again, unless none of
-  its columns takes these values on (the column is ignored, or the new type got a column of its own). History and change
-  log keep what was captured; a copy would end them, so they go on with the values they have.
+This module settles stale reasons (``change.segment.StaleReason``), too, after every choice ``stop``:
+- for all rows: Lakefeed copies the table again.
+- for columns of rows from before a schema change: a mirror must equal the source, so Lakefeed copies it again, unless
+  no lake column takes these values on (the column is ignored, or the new type got a column of its own). History and
+  change log keep what was captured. A copy would end them, so they go on with the values they have.
 
-A name in the lake table is the source's unless another column of the lake table has it already (one that was kept, or
-one that got it this way): then it is the first free one of ``name__2``, ``name__3`` and so on.
+A lake column has its source column's name, unless another lake column has that already (a kept one, or one renamed this
+way). Then it gets the first free one of ``name__2``, ``name__3`` and so on.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lakefeed.lake.schema.widening import holds
 def evolved(
     before: ColumnMapping, path: Sequence[TableSchema], policy: Policy, stale: Sequence[StaleReason] = ()
 ) -> ColumnMapping:
-    """The columns at the last schema of ``path``, of a table that has ``before`` at the first.
+    """The columns at the last schema of ``path``, for a table that has ``before`` at the first.
 
-    ``stale`` are the reasons that come with the way. RebuildNeededError: the table can only be copied again.
+    ``stale`` are the stale reasons on the path. RebuildNeededError: only a new copy can bring the table there.
     """
     for reason in stale:
         if reason.columns is None:
-            # A copy, unless the schema changed in a way that is to stop the table. Columns of a table that was
-            # re-created in the source are known by their names: it shares no ids with the one before.
+            # A copy, unless the policy stops one of the changes. A table that the source re-created shares no column
+            # ids with the one before, so its columns are compared by name.
             old, new = path[0], path[-1]
             ids = {column.id for column in old.columns if column.id is not None}
             if ids and not any(column.id in ids for column in new.columns):
@@ -59,14 +59,14 @@ def evolved(
 
 
 def unsettled(after: ColumnMapping, stale: Sequence[StaleReason], policy: Policy) -> list[StaleReason]:
-    """The reasons that a table goes on with: its rows from before keep values that the source may not have any more."""
+    """The stale reasons that the table keeps: its older rows keep values that the source may not have any more."""
     if policy.mode.equals_source:
         return []
     return [one for one in stale if any(_takes_on(after, one.version, name) for name in one.columns or ())]
 
 
 def _takes_on(after: ColumnMapping, version: int, name: str) -> bool:
-    """Does a lake column have this source column's values in rows from before ``version``, too?"""
+    """Does a lake column also have this source column's values in rows from before ``version``?"""
     mapped = after.live.get(name)
     return mapped is not None and mapped.since != version
 
@@ -80,7 +80,7 @@ def _rebuild_needed(policy: Policy, problem: str) -> RebuildNeededError:
 
 
 class _Change:
-    """One version to the next. ``is_copied``: only what is to stop the table matters, for it is copied again."""
+    """One version to the next. ``is_copied``: Lakefeed copies the table again, so only a choice ``stop`` matters."""
 
     def __init__(
         self, before: ColumnMapping, old: TableSchema, new: TableSchema, policy: Policy, *, is_copied: bool = False
@@ -95,13 +95,13 @@ class _Change:
         self._became = {was: name for name, was in self._origin.items() if was is not None}
 
     def mapping(self) -> ColumnMapping:
-        """The columns from here on: the source's order, without those that the policy drops or ignores."""
+        """The columns after the change: in the source's order, without those that the policy drops or ignores."""
         old, new = self._old, self._new
         key = tuple(self._became.get(name) for name in old.key)
         if key != new.key and self._policy.mode.uses_key:
             raise self._key_changed(f"the key changed from ({', '.join(old.key)}) to ({', '.join(new.key)})")
 
-        # Columns without a source from here on, or before already: kept, or gone.
+        # Columns that lose their source now, or had none before: kept or dropped.
         kept: list[MappedColumn] = []
         for mapped in self._before.columns:
             name = self._became.get(mapped.source) if mapped.is_live else None
@@ -128,7 +128,7 @@ class _Change:
             elif was in live:
                 found.append(self._continued(live[was], was, column))
 
-        # Columns without a source stay behind those that they were behind.
+        # Columns without a source stay behind the columns that they were behind.
         order = [one.column.id for one in self._before.columns]
         for one in kept:
             ahead = set(order[: order.index(one.column.id)])
@@ -137,8 +137,8 @@ class _Change:
         return ColumnMapping(new.version, self._named(found))
 
     def settle(self, reason: StaleReason, after: ColumnMapping) -> None:
-        """What stale columns come to in a table that has ``after`` from here on."""
-        # One that has another name by now, in the same change set, counts as taken on: better copied once too often.
+        """Settle the stale columns of a table that has the columns ``after`` from now on."""
+        # A column renamed in the same change set counts as taken on: rather one copy too many.
         taken_on = [
             name
             for name in reason.columns or ()
@@ -151,7 +151,7 @@ class _Change:
             raise _rebuild_needed(self._policy, reason.reason)
 
     def _continued(self, mapped: MappedColumn, was: str, column: Column) -> MappedColumn:
-        """A column that had a source and has it still: under another name or type, maybe."""
+        """A column that keeps its source, maybe under another name or type."""
         if was != column.name and self._evolution.rename_column == "stop":
             raise self._stopped("rename_column", f"column '{was}' is now called '{column.name}'")
         if self._is_replaced(mapped, column.name):
@@ -163,7 +163,7 @@ class _Change:
         return replace(mapped, column=replace(column, name=name, id=mapped.column.id), source=column.name)
 
     def _is_replaced(self, mapped: MappedColumn, name: str) -> bool:
-        """Does another lake column take the values from here on, because this one's type does not hold them?"""
+        """Does another lake column take the values from now on, because this one's type does not hold them?"""
         column = self._new.column(name)
         if holds(column.type, mapped.column.type):
             return False
@@ -177,9 +177,9 @@ class _Change:
         return True
 
     def _named(self, columns: Sequence[MappedColumn]) -> tuple[MappedColumn, ...]:
-        """Every column with a name of its own. Names that were given stay; Spark does not tell upper from lower case.
+        """The columns under unique names. Columns keep names that they have; Spark ignores upper and lower case.
 
-        Two source columns that differ only in case keep their names, and are refused as they are in a copy.
+        Two source columns that differ only in case keep their names, and Lakefeed refuses them as in a copy.
         """
         given = {one.column.id: one.column.name for one in self._before.columns}
         stays = {one.column.id for one in columns if given.get(one.column.id) == one.column.name}
@@ -197,12 +197,12 @@ class _Change:
         return tuple(found)
 
     def _refuse_without_key(self, kind: str, problem: str) -> None:
-        """Rows without a key are matched by all their values, which a column without a source has not."""
+        """TableStoppedError without a key: Lakefeed matches such rows by all their values, which this column lacks."""
         if self._new.key or self._is_copied or not self._policy.mode.uses_key:
             return
         raise TableStoppedError(
             f"table {self._policy.table}: {problem}; {kind}: {getattr(self._evolution, kind)} is not possible, because "
-            "the table has no key and its rows are matched by all their values",
+            "the table has no key, so Lakefeed matches its rows by all their values",
             remedy=f"Give {self._new.table} a primary key, or copy the table again: {self._rebuild()}.",
             table=str(self._policy.table),
         )

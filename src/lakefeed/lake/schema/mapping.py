@@ -1,11 +1,11 @@
 """Column mapping: which source column each column of a lake table gets its values from. Pure values.
 
-Mostly it is the one of the same name. It is not where the user has chosen otherwise: an added column may be
-ignored, a dropped one kept, and after an incompatible change of type the values go to a column of another name. Each
-lake column therefore knows its source column, and in which versions of the source's schema it had it.
+Mostly it is the one of the same name. But the configuration may ignore an added column, keep a dropped one, or send the
+values to a column of another name after an incompatible change of type. So each lake column knows its source column,
+and in which versions of the source's schema it had that source.
 
-``mapped_window`` puts that into the form that the rest of the lake works with, schemas whose columns have
-stable ids: a column of a journal file and a column of the lake table are the same if their ids are.
+``mapped_window`` turns that into schemas whose columns have stable ids, which the rest of the lake works with: a column
+of a journal file and a column of the lake table are the same if their ids are.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NO_COLUMN = "_lakefeed_none_"
 class MappedColumn:
     """A column of the lake table. Its id is made here and lasts as long as the column.
 
-    ``source`` is where its values come from: the source column's name now, or what it was in version ``until``, the
-    last one that had it. Rows of versions before ``since`` have nothing for it: their values are in another column.
+    ``source`` is the name of its source column: now, or in version ``until``, the last one that had it. Rows of
+    versions before ``since`` have no value for it: theirs are in another column.
     """
 
     column: Column
@@ -56,7 +56,7 @@ class ColumnMapping:
 
     @classmethod
     def plain(cls, schema: TableSchema) -> ColumnMapping:
-        """Every column has its values from the one of its name, as in a table that was just copied."""
+        """Each column has the values of the source column of its name, as after a copy."""
         return cls(
             schema.version,
             tuple(MappedColumn(new_column(column, schema.version), column.name) for column in schema.columns),
@@ -64,22 +64,22 @@ class ColumnMapping:
 
     @property
     def live(self) -> dict[str, MappedColumn]:
-        """By the name of the source column."""
+        """The columns that have a source now, by the source column's name."""
         return {one.source: one for one in self.columns if one.is_live}
 
     def ignored(self, source: TableSchema) -> tuple[str, ...]:
-        """The source's columns that no column of the lake table has the values of."""
+        """The source's columns whose values no lake column has."""
         live = self.live
         return tuple(name for name in source.names if name not in live)
 
     def is_plain(self, source: TableSchema) -> bool:
-        """Is it no different from a table that was just copied?"""
+        """Is the mapping the same as after a copy?"""
         return not self.ignored(source) and all(
             one.is_live and not one.since and one.column.name == one.source for one in self.columns
         )
 
     def schema(self, source: TableSchema) -> TableSchema:
-        """The lake table's schema, without the mode's own columns. A key that it has only in part is none."""
+        """The lake table's schema, without the mode's own columns. Without a part of the key it has no key."""
         live = self.live
         key = tuple(live[name].column.name for name in source.key if name in live)
         key = key if len(key) == len(source.key) else ()
@@ -92,9 +92,10 @@ def new_column(column: Column, version: int) -> Column:
 
 
 def mapped_window(window: Window, mapping: ColumnMapping) -> Window:
-    """The same changes for a lake table with these columns: the target is the lake table's, the schemas the files'.
+    """The same changes for a lake table with these columns: ``target`` is the lake table's schema, ``schemas`` are the
+    files'.
 
-    A file of the newest version may have other names than the lake table: that table is therefore one version further.
+    A file of the newest version may have other names than the lake table. So the target is one version further.
     """
     newest = window.target.version
     schemas = {**window.schemas, newest: window.target}
@@ -111,7 +112,7 @@ def mapped_window(window: Window, mapping: ColumnMapping) -> Window:
             if last not in names:
                 names[last] = lineage(steps(schemas, version, last))
             name = names[last][one.source]
-            if name is not None:  # what is not in the file was added later, and reads as its default
+            if name is not None:  # a column that the file lacks was added later, and reads as its default
                 columns.append(replace(given[name], id=one.column.id))
         found[version] = TableSchema(schemas[version].table, tuple(columns), (), version)
     target = mapping.schema(window.target).at_version(newest + 1)

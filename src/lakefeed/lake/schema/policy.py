@@ -1,7 +1,7 @@
 """Evolution: what a lake table does when its source table's schema changes, by kind of change. Pure values.
 
-What waits for a person is a table that stopped, with the remedy in ``lakefeed status``; what is left out (``ignore``,
-``keep``) is left out because the configuration says so, and is logged when it happens.
+A choice ``stop`` stops the table, and ``lakefeed status`` shows the remedy. ``ignore`` and ``keep`` let the table go on
+without a column or its values, and the log says so when it happens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "change_type": ("stop", "new_column", "rebuild"),
     "change_key": ("rebuild", "stop"),
 }
-"""Of each kind of change, the default first."""
+"""The choices for each kind of change, the default first."""
 
 _BY_MODE = ("drop_column",)
-"""Their default is another one in some modes."""
+"""Kinds of change with another default in some modes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """One choice per kind of change; docs/evolution.md says what each does. None is the mode's own: see ``for_mode``.
+    """One choice per kind of change; docs/evolution.md says what each does. None is the mode's default: see
+    ``for_mode``.
 
-    A type is widened if the new one holds every value of the old one (see ``widening``); any other change of a type is
-    ``change_type``. Nullability has no choice: lake columns may always be NULL. A table that is dropped in the source
-    always stays in the lake.
+    A change of type is ``widen_type`` if the new type holds every value of the old one (see ``widening``), else
+    ``change_type``. Nullability has no choice: lake columns may always be NULL. A table that the source drops always
+    stays in the lake.
     """
 
     add_column: str = "evolve"
@@ -53,11 +54,11 @@ class Evolution:
                 )
 
     def for_mode(self, mode: Mode) -> Evolution:
-        """The same with every choice made."""
+        """The same with the mode's defaults filled in."""
         return self if self.drop_column is not None else replace(self, drop_column=mode.drop_column)
 
     def with_choices(self, choices: Mapping[str, Any]) -> Evolution:
-        """The same with some choices replaced. ConfigError names the kinds of change there are."""
+        """The same with some choices replaced. ConfigError for a kind that does not exist, with those that do."""
         known = [one.name for one in fields(self)]
         for kind in choices:
             if kind not in known:

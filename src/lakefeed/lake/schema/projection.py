@@ -1,6 +1,6 @@
-"""Rows of one schema version as rows of another: renamed columns follow, dropped ones go, types widen.
+"""Rows of one schema version as rows of another: renamed columns keep their values, dropped ones go, types widen.
 
-A column that was added later reads as its default in rows from before: that is what the source shows for them too.
+In older rows a newer column reads as its default, as in the source.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def steps(schemas: Mapping[int, TableSchema], start: int, end: int) -> list[TableSchema]:
-    """The schemas from version ``start`` to version ``end``, each one version after the other."""
+    """The schemas from version ``start`` to version ``end``, in order."""
     if start > end:
         raise LakeError(f"schema version {start} is newer than {end}")
     found = [schemas[version] for version in sorted(schemas) if start <= version <= end]
     if not found or found[0].version != start or found[-1].version != end:
         known = ", ".join(map(str, sorted(schemas)))
-        raise LakeError(f"the journal gave the schema versions {known}; {start} to {end} are needed")
+        raise LakeError(f"the journal gave the schema versions {known}; the lake needs {start} to {end}")
     return found
 
 
 def lineage(path: Sequence[TableSchema]) -> dict[str, str | None]:
-    """For each column of the last schema its name in the first, or None if it was added on the way.
+    """For each column of the last schema its name in the first, or None if the path added it.
 
-    Version by version: a column dropped and added again under its old name is a new one.
+    Goes version by version: a column dropped and added again under its old name is a new one.
     """
     names: dict[str, str | None] = {name: name for name in path[0].names}
     for before, after in pairwise(path):

@@ -1,11 +1,11 @@
-"""Widening: which column types hold every value of another. Pure; no value is rounded, cut or parsed.
+"""Widening: which column types hold every value of another, without rounding, cutting or parsing. Pure.
 
 | from | to |
 |---|---|
 | an integer | a longer integer; double, if it has at most 32 bits; a decimal with as many digits before the point |
 | float | double |
 | decimal | a decimal with no fewer digits before and after the point |
-| date | timestamp without time zone: midnight of that day. With a zone it would depend on whose midnight |
+| date | timestamp without time zone: midnight of that day. With a zone nobody could say whose midnight |
 | list | a list of a type that holds the items |
 """
 

@@ -1,8 +1,8 @@
-"""Driver: what Lakefeed asks of a Spark session beside DataFrames, of a classic one or of one of Spark Connect.
+"""Driver: what Lakefeed asks of a Spark session beside DataFrames, of a classic session or of Spark Connect.
 
-A classic session has its driver in a JVM of this process, which is reached through the SparkContext. A session of Spark
-Connect has it in a server, which takes plans, settings and tags, and gives no JVM. ``Driver(session)`` knows which it
-is; nothing else in the package asks.
+The driver of a classic session is a JVM of this process, reached through the SparkContext. That of Spark Connect is in
+a server, which takes plans, settings and tags, and gives no JVM. ``Driver(session)`` knows which one it is; nothing
+else in the package asks.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POOL = "lakefeed.pool"
-"""The setting of a session that names whose jobs these are: where Spark's scheduler is fair, each gets its share."""
+"""The session's setting that names its scheduler pool: Spark's fair scheduler gives each pool its share."""
 CORES = "lakefeed.cores"
-"""The setting by which a session of Spark Connect, once its workers were checked, and its children know the cores."""
+"""The setting that keeps the number of cores in a session of Spark Connect, and in its children, after the check of the
+workers."""
 _MOST_CORES = 4096
 _open: WeakSet[Any] = WeakSet()
 
 
 class Job(ABC):
-    """``with Driver(session).job(session, name):`` around an action, in the thread that does it; other threads may ask
-    whether it has begun, and cancel it."""
+    """Names and cancels the Spark jobs of one action: ``with Driver(session).job(session, name):`` around the action,
+    in its thread. Other threads may ask ``has_begun`` and call ``cancel``."""
 
     def __init__(self, session: SparkSession, name: str) -> None:
         self._session: Any = session
@@ -50,11 +51,11 @@ class Job(ABC):
     @property
     @abstractmethod
     def has_begun(self) -> bool:
-        """Has a first job of the action been seen?"""
+        """Has Spark begun a job of the action?"""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Whatever of it runs in Spark."""
+        """Cancel all of the action's jobs that Spark runs."""
 
 
 class _ClassicJob(Job):
@@ -64,7 +65,7 @@ class _ClassicJob(Job):
         context.setLocalProperty("spark.scheduler.pool", pool or "default")
 
     def __exit__(self, *error: object) -> None:
-        """Its thread ends with it."""
+        """Nothing to undo: the job group belongs to the thread, which ends with the action."""
 
     @property
     def has_begun(self) -> bool:
@@ -79,7 +80,7 @@ class _ConnectJob(Job):
 
     def __init__(self, session: SparkSession, name: str) -> None:
         super().__init__(session, name)
-        self._tag = f"{name.replace(',', ' ')} {self._id}"  # which Spark's pages show
+        self._tag = f"{name.replace(',', ' ')} {self._id}"  # Spark's UI shows it
         self._has_begun = False
 
     def __enter__(self) -> None:
@@ -102,10 +103,10 @@ class _ConnectJob(Job):
 
 
 class Driver:
-    """``Driver(session)`` is this one for a classic session, and a ``_Connect`` for one of Spark Connect."""
+    """``Driver(session)`` makes a ``Driver`` for a classic session, and a ``_Connect`` for one of Spark Connect."""
 
     has_jvm = True
-    """Can classes of the driver's JVM be called, and plans be looked into?"""
+    """Can Lakefeed call classes of the driver's JVM, and inspect plans?"""
     job: type[Job] = _ClassicJob
 
     def __new__(cls, session: SparkSession) -> Driver:
@@ -117,16 +118,16 @@ class Driver:
 
     @property
     def cores(self) -> int:
-        """How many tasks can run at a time."""
+        """The number of tasks that can run at a time."""
         return int(self.session.sparkContext.defaultParallelism)
 
     @property
     def address(self) -> str:
-        """Where it is, for people. Without secrets."""
+        """The driver's address for people, without secrets."""
         return str(self.session.sparkContext.master)
 
     def child(self) -> SparkSession:
-        """A session of its own in the same Spark, with settings of its own."""
+        """A new session of the same Spark, with settings of its own."""
         made: SparkSession = self.session.newSession()
         return made
 
@@ -134,8 +135,7 @@ class Driver:
         """Have a server tell how far the session's operations are; a classic session is asked (``progress``)."""
 
     def map_in_arrow(self, rows: DataFrame, function: InArrow, columns: str) -> DataFrame:
-        """``rows.mapInArrow(function, columns)``; without pandas, for which pyspark's own asks first, though neither
-        side uses it."""
+        """``rows.mapInArrow(function, columns)`` without pandas, which pyspark's own method asks for and never uses."""
         from pyspark.sql import DataFrame
         from pyspark.sql.udf import UserDefinedFunction
         from pyspark.util import PythonEvalType
@@ -173,7 +173,7 @@ class _Connect(Driver):
 
 
 def with_patience(session: Any) -> SparkSession:
-    """A session of Spark Connect that gives up on a silent server after twenty seconds, and ends with the process."""
+    """Make a session of Spark Connect give up on a silent server after twenty seconds, and end with the process."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     atexit.unregister(_close_all)
@@ -187,15 +187,15 @@ def with_patience(session: Any) -> SparkSession:
 
 
 def _close_all() -> None:
-    """Before the interpreter ends: it would wait for ever for gRPC's threads, which are gone by then. A server that
-    answers is told that it need not keep the sessions."""
+    """Close all clients before the interpreter ends, which would otherwise wait for ever for gRPC's threads. Release
+    the sessions, if the server answers."""
     answers = True
     for session in list(_open):
         session.client.set_retry_policies([])
         if answers:
             try:
                 session.client.release_session()
-            except Exception as error:  # noqa: BLE001  # it lets go of the session by itself, later
+            except Exception as error:  # noqa: BLE001  # the server drops the session by itself, later
                 answers = False
                 log.debug("a session of Spark Connect was not released: %s", error)
         session.client.close()
@@ -204,7 +204,7 @@ def _close_all() -> None:
 def in_tasks(session: SparkSession, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     """``[function(item) for item in items]``, each in a Spark task of its own, all at once.
 
-    ``function``, items and results are pickled; what ``function`` raises becomes text, as with every Spark task.
+    Spark pickles ``function``, items and results. An error of ``function`` comes back as text, as from any Spark task.
     """
     from pyspark import cloudpickle
 
@@ -224,21 +224,21 @@ def in_tasks(session: SparkSession, function: Callable[[Any], Any], items: Itera
 
 
 def workers_of(session: SparkSession) -> list[str]:
-    """What each of as many tasks as can run at a time has of Lakefeed and Python, or lacks: one small job.
+    """The versions of Lakefeed and Python in as many tasks as can run at a time, or what they lack. One small job.
 
-    Spark cuts a range, unless it is told otherwise, into as many parts as it can run tasks.
+    By default Spark cuts a range into as many partitions as it can run tasks.
     """
     rows = Driver(session).map_in_arrow(session.range(_MOST_CORES), _asked(), "installed string")
     return [str(row["installed"]) for row in rows.collect()]
 
 
 def installed() -> str:
-    """The same of this process."""
+    """The versions in this process, in the same words."""
     return next(iter(_asked()(()))).column(0)[0].as_py()  # type: ignore[no-any-return]
 
 
 def _asked() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function that travels as it is: a worker may not have the package that it stands in."""
+    """A function that Spark pickles by value: a worker may lack the package that this module is in."""
 
     def ask(batches: Iterable[Any]) -> Iterator[Any]:
         import sys

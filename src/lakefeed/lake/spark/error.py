@@ -1,4 +1,4 @@
-"""What Spark, Delta, Iceberg and the JVM bridge raise, as our own errors: by class and error condition, not by text."""
+"""Turns the errors of Spark, Delta, Iceberg and the JVM bridge into ours: by class and error condition, not by text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lakefeed.errors import (
 
 _CONFLICTS = frozenset(
     {
-        "java.util.ConcurrentModificationException",  # above all of Delta's
+        "java.util.ConcurrentModificationException",  # the superclass of all of Delta's
         "org.apache.iceberg.exceptions.CommitFailedException",
         "org.apache.iceberg.exceptions.ValidationException",
     }
@@ -33,37 +33,37 @@ _CONSTRAINT = "org.apache.spark.sql.delta.schema.DeltaInvariantViolationExceptio
 _VALUES = frozenset(
     f"org.apache.spark.Spark{kind}Exception" for kind in ("Arithmetic", "NumberFormat", "DateTime", "IllegalArgument")
 )
-"""What Spark raises where an expression cannot take a value. Only the expressions of a rule do such things."""
+"""Spark raises these if an expression cannot take a value. Only a rule's expressions can fail so."""
 _REFUSALS = frozenset({_ANALYSIS, "java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"})
-"""What the formats raise where they do not take a property, or where one forbids what is to be done."""
+"""The formats raise these if they refuse a property, or if a property forbids the operation."""
 _METADATA = ("_delta_log/", "metadata/")
-"""Where the formats keep what says which files a table has."""
+"""Where the formats keep the record of a table's files."""
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 _CONNECT = "pyspark.errors.exceptions.connect"
 _NO_SESSION = ("INVALID_HANDLE.SESSION_", "INVALID_HANDLE.OPERATION_", "NO_ACTIVE_SESSION")
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
-"""Raised by our own SQL: a change did not carry all columns of a row that the table does not have."""
+"""Our own SQL raises it: a change lacks columns of a row that the table does not have."""
 
 INCOMPLETE_COPY = "LAKEFEED_INCOMPLETE_COPY"
-"""The same, of a change that happened while the table was copied: the copied rows cannot complete it."""
+"""The same for a change that happened during the table's copy: the copied rows cannot complete it."""
 
 UNSENT = "LAKEFEED_UNSENT_VALUE"
-"""Raised by our own SQL: the rule of a table needs a value that the source did not send and the table does not have."""
+"""Our own SQL raises it: a table's rule needs a value that the source did not send and the table does not have."""
 
 NO_SUCH_ROW = "LAKEFEED_NO_SUCH_ROW"
-"""Raised by our own SQL: a delete whose row the table does not have."""
+"""Our own SQL raises it: a delete of a row that the table does not have."""
 
 
 class ConcurrentModification(Exception):  # noqa: N818  # named as Delta's and Iceberg's own are
-    """Somebody has committed since the step was planned: what was read may not be what is there."""
+    """Somebody else has committed since the step was planned, so the table may differ from what was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thrown:
-    """One Java exception: its class and all above it, and, of Spark's own, the error condition.
+    """One Java exception: its class and all superclasses, and the error condition if it is Spark's.
 
-    ``raised`` is what our own SQL gave to ``raise_error``.
+    ``raised`` is the text that our own SQL gave to ``raise_error``.
     """
 
     kinds: frozenset[str]
@@ -73,9 +73,9 @@ class Thrown:
 
 
 def thrown(error: BaseException) -> tuple[Thrown, ...]:
-    """The Java exceptions behind an error, the outermost first; none if it is not of the JVM, or the JVM is gone.
+    """The Java exceptions behind an error, the outermost first; none if it is not the JVM's, or the JVM is gone.
 
-    Spark Connect tells the innermost alone: its server unwraps what a job raised.
+    Spark Connect sends the innermost alone: its server unwraps what a job raised.
     """
     if (info := _connect_info(error)) is not None:
         parameters = json.loads(info.get("messageParameters") or "{}")
@@ -95,7 +95,7 @@ def thrown(error: BaseException) -> tuple[Thrown, ...]:
                 kinds.append(str(above.getName()))
                 above = above.getSuperclass()
             condition, raised = "", ""
-            with suppress(Py4JError):  # an exception that is not Spark's has none
+            with suppress(Py4JError):  # only Spark's exceptions have a condition
                 condition = str(java.getCondition() or "")
                 raised = str(java.getMessageParameters().get("errorMessage")) if condition == _RAISED else ""
             found.append(Thrown(frozenset(kinds), condition, raised, str(java.getMessage() or "")))
@@ -104,7 +104,7 @@ def thrown(error: BaseException) -> tuple[Thrown, ...]:
 
 
 def _connect_info(error: BaseException) -> Mapping[str, str] | None:
-    """What a server of Spark Connect says of an error beside its text; None for any other error."""
+    """The details that a server of Spark Connect sends with an error; None for any other error."""
     call = _call_of(error)
     if call is None:
         return None
@@ -120,13 +120,13 @@ def _connect_info(error: BaseException) -> Mapping[str, str] | None:
 
 
 def _call_of(error: BaseException) -> Any:
-    """gRPC's own error: Spark's client raises another while it handles that, or lets it through; or None."""
+    """The gRPC error of a call to Spark Connect, else None. Spark's client wraps it in its own, or lets it through."""
     call = error.__context__ if type(error).__module__ == _CONNECT else error
     return call if hasattr(call, "trailing_metadata") else None
 
 
 def session_lost(error: BaseException) -> bool:
-    """Does a server of Spark Connect answer, and not know the session (any more)? Then another one may do."""
+    """Does a server of Spark Connect answer, but not know the session (any more)? Then a new session may do."""
     return (_connect_info(error) or {}).get("errorClass", "").startswith(_NO_SESSION)
 
 
@@ -138,9 +138,9 @@ def server_lost(error: BaseException) -> CommitFailedError | None:
     status = call.code()
     if session_lost(error):
         return CommitFailedError(
-            "the Spark Connect server does not have the session any more: it was started again, or the session was "
+            "the Spark Connect server does not have the session any more: the server restarted, or the session was "
             "idle for too long (spark.connect.session.manager.defaultSessionTimeout)",
-            remedy="Nothing, where spark.remote is in the configuration: the next try makes a new session. In Python, "
+            remedy="With spark.remote in the configuration, do nothing: the next try makes a new session. In Python, "
             "give a function that makes one: Delta(lambda: SparkSession.builder.remote(…).create(), path).",
         )
     if status is not None and status.name == "UNAVAILABLE":
@@ -152,7 +152,7 @@ def server_lost(error: BaseException) -> CommitFailedError | None:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Has another commit come first, so that the same work, planned again, may well succeed?"""
+    """Did another commit come first, so that the same work may succeed if it is planned again?"""
     return isinstance(error, ConcurrentModification) or any(one.kinds & _CONFLICTS for one in thrown(error))
 
 
@@ -165,9 +165,8 @@ def explained(
 ) -> LakefeedError:
     """Our error for one that a commit raised. The caller has found that the commit did not happen.
 
-    ``source`` is the source table, where its name may be another than the lake table's. ``properties`` are those that
-    the table's rule gives it: the format may refuse one of them. ``location`` is where the table is: the remedy names
-    the file of it that the error is about.
+    ``source`` is the source table, if its name may differ from the lake table's. ``properties`` are the table's by its
+    rule: the format may refuse one. ``location`` is the table's: the remedy names the file that the error is about.
     """
     if isinstance(error, LakefeedError):
         return error
@@ -179,28 +178,28 @@ def explained(
     raised = {one.raised for one in found}
     if INCOMPLETE in raised:
         return TableStoppedError(
-            f"table {table}: an update did not carry all columns of a row that the lake table does not have",
+            f"table {table}: an update lacks columns of a row that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
             table=str(table),
         )
     if INCOMPLETE_COPY in raised:
         return RebuildNeededError(
-            f"table {table}: the key of a row changed while the table was copied, and the source did not send all of "
-            "the row's values along",
+            f"table {table}: the key of a row changed during the table's copy, and the source did not send all of the "
+            "row's values",
             table=str(table),
             cause=RebuildCause.COPY,
         )
     if UNSENT in raised:
         return TableStoppedError(
             f"table {table}: its rule needs a large value that an update did not send, and that the lake table does "
-            "not have: the row was left out, or only another form of the value is kept",
+            "not have: the rule left the row out, or keeps only another form of the value",
             remedy=f"Have PostgreSQL send whole rows: ALTER TABLE {source or table} REPLICA IDENTITY FULL. Then copy "
             f"the table again: lakefeed rebuild FILE {table} --from-source.",
             table=str(table),
         )
     if NO_SUCH_ROW in raised:
         return TableStoppedError(
-            f"table {table}, which has no key: a row was deleted that the lake table does not have",
+            f"table {table}, which has no key: the source deleted a row that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
             table=str(table),
         )
@@ -209,7 +208,7 @@ def explained(
         return CommitFailedError(
             f"table {table}: {first_line(error)}",
             remedy=f"{CommitFailedError.default_remedy} If the file {file} of the lake table is missing or damaged, "
-            "bring it back from a backup, and the table goes on by itself; or "
+            "restore it from a backup, and the table goes on by itself; or "
             + (copy_elsewhere(table, location) if file.startswith(_METADATA) else again),
         )
     if properties and any(one.kinds & _REFUSALS for one in found) and not any(one.kinds & _VALUES for one in found):
@@ -217,7 +216,7 @@ def explained(
         return TableStoppedError(
             f"table {table}: with the properties of its rule ({listed}) the table format says: {first_line(error)}",
             remedy=f"Correct or remove {' or '.join(name for name, _ in properties)} under properties in the rule for "
-            f"{source or table} in lake.tables, then sync again. If it is about none of them, somebody changed the "
+            f"{source or table} in lake.tables, then sync again. If none of them is the cause, somebody changed the "
             "lake table: undo that.",
             table=str(table),
         )
@@ -230,7 +229,7 @@ def explained(
     if any(one.kinds & _VALUES for one in found):
         return TableStoppedError(
             f"table {table}: an expression of its rule fails on a row: {first_line(error)}",
-            remedy="Write it so that it takes every value, with try_cast or try_divide for example; then copy the "
+            remedy="Write it so that it takes every value, for example with try_cast or try_divide; then copy the "
             f"table again: lakefeed rebuild FILE {table} --from-source.",
             table=str(table),
         )
@@ -245,7 +244,7 @@ def explained(
 
 
 def copy_elsewhere(table: TableId, location: str) -> str:
-    """What makes a table whole whose own record of its files is damaged: no copy can replace what cannot be read."""
+    """The remedy for a table whose own record of its files is damaged: no copy can replace a table it cannot read."""
     how = f"mv {shlex.quote(location)} {shlex.quote(location + '.damaged')}"
     if not Path(location).is_dir():
         how = f"drop it in its catalog, or remove what is below {location}"
@@ -263,12 +262,12 @@ def _is_of_dead_jvm(error: BaseException) -> bool:
 
     if isinstance(error, (Py4JNetworkError, ConnectionRefusedError, ConnectionResetError)):
         return True
-    condition = getattr(error, "getCondition", None)  # pyspark's own errors have one; those of the JVM would ask it
+    condition = getattr(error, "getCondition", None)  # pyspark's own errors have one; the JVM's would call the JVM
     return condition is not None and not hasattr(error, "_origin") and condition() == _NO_JVM
 
 
 def first_line(error: BaseException) -> str:
-    """The sentence in an error that may be followed by pages of Java."""
+    """An error's first sentence, without the pages of Java that may follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(("An error occurred while calling", "at ", "Traceback"))]
     return (own or lines or [type(error).__name__])[0][:300]

@@ -1,10 +1,9 @@
-"""Local files without a process for each: Hadoop's local file system as it is, but for how it sets permissions.
+"""Hadoop's local file system without a ``chmod`` process for each file.
 
 Without its native library, which pyspark does not bring, Hadoop starts the program ``chmod`` for every file and
 directory that it makes: seven times for one small commit to a Delta table (docs/decisions/0013-small-windows.md). The
-class below says the same to the kernel directly. It is compiled by the compiler that Spark brings for its own
-generated code, and takes the place of Hadoop's in the JVM of a local session that Lakefeed builds; sessions of a
-cluster or of the user's are left alone.
+class below asks the kernel directly. Spark's own compiler for generated code compiles it, and it replaces Hadoop's
+class in the JVM of a local session that Lakefeed builds. Sessions of a cluster or of the user keep Hadoop's.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ public class LocalFiles extends org.apache.hadoop.fs.LocalFileSystem {
 
 
 def use_local_files(context: SparkContext) -> bool:
-    """Before anything is written. Returns whether it is so: a JVM that lacks a part of this works as it did."""
+    """Install the class, before Spark writes anything. False if the JVM lacks a part of this: then nothing changes."""
     jvm: Any = context._jvm
     gateway: Any = context._gateway
     try:
@@ -51,7 +50,7 @@ def use_local_files(context: SparkContext) -> bool:
             .newInstance(gateway.new_array(jvm.java.lang.Object, 0))
         )
         files.initialize(uri, hadoop)
-        # Hadoop gives one instance to all who ask; this puts it there.
+        # Hadoop gives one cached instance to all who ask. Put ours into the cache.
         base = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FileSystem")
         kinds = gateway.new_array(jvm.java.lang.Class, 3)
         kinds[0], kinds[1], kinds[2] = uri.getClass(), hadoop.getClass(), base
@@ -60,7 +59,7 @@ def use_local_files(context: SparkContext) -> bool:
         add = base.getDeclaredMethod("addFileSystemForTesting", kinds)
         add.setAccessible(True)
         add.invoke(None, given)
-    except Exception as error:  # noqa: BLE001  # whatever it is, nothing has changed
+    except Exception as error:  # noqa: BLE001  # whatever the reason, nothing has changed
         log.info("Hadoop sets permissions of local files by chmod: %s", error)
         return False
     return True

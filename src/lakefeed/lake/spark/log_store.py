@@ -1,9 +1,9 @@
-"""Spark's own commits to Delta tables in S3, put if absent: a log store that Delta does not have itself.
+"""A log store with which Spark commits to Delta tables in S3 by put-if-absent. Delta itself has none.
 
-Delta's log store for S3 looks whether a version is there and then puts it, so that of two processes the second replaces
-what the first has written. The class below has Hadoop's connector send ``If-None-Match: *``. It is compiled in the JVM
-by the compiler that Spark brings for its own generated code, and named to Delta as the log store of ``s3a``. Before
-Spark may commit, Delta is asked which log store it would take (``commits_if_absent``).
+Delta's log store for S3 checks whether a version exists and then puts it, so the second of two processes replaces what
+the first has written. The class below makes Hadoop's connector send ``If-None-Match: *``. Spark's own compiler for
+generated code compiles it in the JVM, and a setting names it to Delta as the log store of ``s3a``. Before Spark may
+commit, Lakefeed asks Delta which log store it would use (``commits_if_absent``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ public class IfAbsent extends io.delta.storage.HadoopFileSystemLogStore {
       out.write(data);
       out.close();
     } catch (IOException refused) {
-      // An answer may have been lost, and the request sent again: then the entry is this writer's own.
+      // If an answer was lost, the connector has sent the request again: then the entry is this writer's own.
       if (!files.exists(path)) { throw refused; }
       if (!Arrays.equals(data, content(files, path))) {
         throw new java.nio.file.FileAlreadyExistsException(path.toString());
@@ -78,10 +78,9 @@ _turn = threading.Lock()
 
 
 def commits_if_absent(session: SparkSession, location: str) -> bool:
-    """Make Spark's commits to the Delta table at an ``s3a`` address so, and ask Delta whether they are.
+    """Make Spark commit by put-if-absent to the Delta table at an ``s3a`` address. Does Delta confirm that it will?
 
-    False where there is no JVM to do so (Spark Connect), where it lacks a part of this, or where somebody has chosen
-    another log store.
+    False without a JVM (Spark Connect), if the JVM lacks a class for this, or if somebody has chosen another log store.
     """
     if not Driver(session).has_jvm:
         return False
@@ -92,16 +91,16 @@ def commits_if_absent(session: SparkSession, location: str) -> bool:
             found = _log_store(jvm, session, location)
             if found != _DELTAS_OWN:
                 return found == _CLASS
-            with tempfile.TemporaryDirectory(prefix="lakefeed-classes-") as place:  # until it is loaded
+            with tempfile.TemporaryDirectory(prefix="lakefeed-classes-") as place:  # until Java has loaded it
                 _install(context, Path(place))
                 return _log_store(jvm, session, location) == _CLASS
-        except Exception as error:  # noqa: BLE001  # whatever it is, Spark must not commit there
+        except Exception as error:  # noqa: BLE001  # whatever the reason, Spark must not commit there
             log.warning("Spark cannot commit to %s: %s", location, error)
             return False
 
 
 def _log_store(jvm: Any, session: SparkSession, location: str) -> str:
-    """The class that Delta would commit by."""
+    """The class of the log store that Delta would commit with."""
     java: Any = session._jsparkSession
     store = getattr(getattr(jvm, "org.apache.spark.sql.delta.storage.LogStore$"), "MODULE$").apply(java)
     delegate = store.getDelegate(jvm.org.apache.hadoop.fs.Path(location))
@@ -110,8 +109,8 @@ def _log_store(jvm: Any, session: SparkSession, location: str) -> str:
 
 
 def _install(context: Any, place: Path) -> None:
-    """By a directory, into the class loader that Spark keeps for jars that come later. Logs that were opened before are
-    let go."""
+    """Load the class from a directory, by the class loader that Spark has for added jars. Then clear Delta's cache of
+    logs, which still have the old store."""
     jvm = context._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     compiler = jvm.org.codehaus.janino.SimpleCompiler()

@@ -1,7 +1,7 @@
 """Builds the Spark session that Lakefeed uses when the user brings none, and checks one that the user brings.
 
-A built session is sized to the machine, quiet, on loopback only, and its workers run this very interpreter. The JVM's
-own output, with the page of noise of the jar resolver, goes to a log file that error messages name.
+A built session is sized to the machine, quiet, and on loopback only. Its workers run this same interpreter. The JVM's
+output, with the page that the jar resolver prints, goes to a log file that error messages name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed.errors import SparkSetupError
+from lakefeed.errors import CommitFailedError, SparkSetupError
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
 from lakefeed.lake.spark.error import first_line, server_lost, session_lost
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 SPARK_VERSION = "4.1"
 
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
-"""What the value of a rule's expression depends on beside the row."""
+"""The settings that can change the value of a rule's expression."""
 
 _GIB = 1024**3
 _KEPT_LOGS = 10
 _building = threading.Lock()
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""The variable by which spark-submit names the JVM that it has started."""
+"""spark-submit sets this variable to the port of the JVM that it has started."""
 _OF_THE_JVM = (
     "spark.master",
     "spark.driver.memory",
@@ -62,12 +62,12 @@ def spark_session(
     master: str | None = None,
     packages: bool = True,
 ) -> SparkSession:
-    """The session of this process: the active one if there is one (then checked), else a new one.
+    """The active session of this process, checked; or a new one.
 
-    ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``; ``stores`` object stores: ``s3``.
-    ``master`` is a cluster's, or none for this machine; what its executors need is checked by one small job.
-    ``packages=False``: the cluster has the jars. Under spark-submit its master, memory and jars are taken. ``settings``
-    stand above Lakefeed's own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
+    ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``; ``stores`` the object stores:
+    ``s3``. ``master`` is a cluster's, or None for this machine; one small job checks the cluster's workers.
+    ``packages=False``: the cluster has the jars. Under spark-submit the session takes spark-submit's master, memory and
+    jars. ``settings`` override Lakefeed's own. SparkSetupError says what is missing (Java, jars) and how to get it.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -83,7 +83,7 @@ def spark_session(
         forget_logs(directory)
         log = directory / f"spark-{os.getpid()}.log"
         wanted = coordinates_of(formats, stores)
-        is_submitted = _GATEWAY in os.environ  # the JVM is there: who made it chose master, memory and jars
+        is_submitted = _GATEWAY in os.environ  # the JVM runs already: spark-submit chose master, memory and jars
         packages = packages and not is_submitted
         with resolving(wanted) if packages else nullcontext(()) as jars:
             conf = session_conf(app_name, jars, log.parent, formats, stores)
@@ -102,7 +102,7 @@ def spark_session(
 
 
 def connecting(remote: str, settings: Mapping[str, str], formats: Sequence[str]) -> Callable[[], SparkSession]:
-    """A function that gives a session of a Spark Connect server: the same again and again, until the server lost it."""
+    """A function that gives a session of a Spark Connect server: always the same one, until the server loses it."""
     turn = threading.Lock()
     made: list[SparkSession] = []
 
@@ -111,12 +111,8 @@ def connecting(remote: str, settings: Mapping[str, str], formats: Sequence[str])
             try:
                 for known in made:
                     known.conf.get(CORES)
-            except Exception as error:
-                lost = server_lost(error)
-                if lost is None:
-                    raise
-                if not session_lost(error):
-                    raise lost from error
+            except Exception as error:  # noqa: BLE001  # raised again, unless a new session may do
+                _require_lost_session(error)
                 made.clear()
             if not made:
                 made.append(connect_session(remote, settings, formats=formats))
@@ -125,38 +121,52 @@ def connecting(remote: str, settings: Mapping[str, str], formats: Sequence[str])
     return session
 
 
+def _require_lost_session(error: Exception) -> CommitFailedError:
+    """Our error, if a server of Spark Connect answers and has lost the session, so that a new session may do.
+
+    A server loses its sessions when it restarts, and those that were idle for long. Raises every other error: ours for
+    a server that does not answer, else ``error`` itself.
+    """
+    lost = server_lost(error)
+    if lost is None:
+        raise error
+    if not session_lost(error):
+        raise lost from error
+    return lost
+
+
 def connect_session(
     remote: str, settings: Mapping[str, str] | None = None, *, formats: Sequence[str] = ("delta",)
 ) -> SparkSession:
     """A new session of the Spark Connect server at ``remote`` (sc://host:port). SparkSetupError as ``spark_session``.
 
-    ``settings`` are those of a session; the server's own were given where it was started.
+    ``settings`` are a session's; whoever starts the server gives it the server's own.
     """
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
-    place = remote.partition("/;")[0]  # what follows may have a token
-    # Errors are told in sentences of our own; these would print each with pages of Java.
+    place = remote.partition("/;")[0]  # the rest may have a token
+    # Lakefeed reports errors in its own sentences; these loggers would print pages of Java for each.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
     if SparkContext._active_spark_context is not None:
         raise SparkSetupError(
-            f"this process has a classic Spark session, and pyspark has none of {place} beside it",
-            remedy="Use the one or the other: stop the session first, or do it in another process.",
+            f"this process has a classic Spark session, so pyspark can open none at {place}",
+            remedy="Stop the classic session first, or connect in another process.",
         )
     try:
         session = with_patience(SparkSession.builder.remote(remote).create())
     except (ImportError, PySparkException) as error:
         if isinstance(error, PySparkException) and not isinstance(error, ImportError):
             raise SparkSetupError(
-                f"pyspark makes no session of {place}: {first_line(error)}",
+                f"pyspark cannot open a session at {place}: {first_line(error)}",
                 remedy="Correct spark.remote; it looks like sc://host:15002, or sc://host:443/;use_ssl=true;token=….",
             ) from error
         raise SparkSetupError(
-            f"the client of Spark Connect is not complete: {first_line(error)}",
+            f"the Spark Connect client lacks a package: {first_line(error)}",
             remedy='Install it: pip install "lakefeed[connect]"',
         ) from error
     for name, value in (settings or {}).items():
@@ -164,7 +174,7 @@ def connect_session(
             session.conf.set(name, value)
         except PySparkException as error:
             raise server_lost(error) or SparkSetupError(
-                f"the server at {place} does not take {name} from a client: {first_line(error)}",
+                f"the server at {place} does not let a client set {name}: {first_line(error)}",
                 remedy=f"Set {name} where the server is started, and remove it from spark.conf here.",
             ) from error
     return checked_session(session, formats)
@@ -177,7 +187,7 @@ def _without(conf: SparkConf, *names: str) -> SparkConf:
 
 
 def _on_cluster(conf: SparkConf, master: str, jars: tuple[str, ...]) -> SparkConf:
-    """The same for another master: its workers get the jars, and find the driver by the address that it has there."""
+    """The settings for another master: its workers get the jars, and reach the driver by its address in the network."""
     conf = conf.setMaster(master)
     if master.startswith("local"):
         return conf
@@ -189,7 +199,7 @@ def check_workers(session: SparkSession) -> None:
     """One small job: do workers run, with a Python that has this version of Lakefeed? SparkSetupError if not."""
     driver = Driver(session)
     if not driver.has_jvm and session.conf.get(CORES, None) is not None:
-        return  # it was checked before, or its parent was
+        return  # an earlier check of the session, or of its parent, has set this
     address = driver.address
     try:
         found = workers_of(session)
@@ -227,25 +237,25 @@ def session_conf(
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
-        # Spark's own rule, and the key of a REST catalog's secret: neither a UI nor an event log shows such values.
+        # Spark's own pattern, and the keys of a REST catalog's secrets: UI and event log do not show their values.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
         "spark.ui.showConsoleProgress": "false",
-        # What a UI would show is kept in memory even without one: a process that runs for months needs little of it.
+        # Even without a UI Spark keeps in memory what it would show. Keep little: the process runs for months.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "1000",
         "spark.sql.ui.retainedExecutions": "5",
-        # The text of every plan is made for a UI, whether there is one or not: the shorter form takes half as long.
+        # Spark makes the text of every plan, even without a UI: the short form takes half as long.
         "spark.sql.ui.explainMode": "simple",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.shuffle.partitions": str(cores),
-        # With so few partitions there is nothing for it to coalesce, and re-planning between stages takes time.
+        # With so few partitions it has nothing to coalesce, and it takes time to plan again between stages.
         "spark.sql.adaptive.enabled": "false",
-        # Up to so many files Spark lists by itself; more, in a job of its own, which here is the same machine. A window
-        # has a file for each change set.
+        # Up to so many files Spark lists in the driver; more, in a job, here on the same machine. A window has a file
+        # for each change set.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "2000",
-        # Generated code that is kept: each table has a dozen pieces, and compiling one takes longer than using it.
+        # Keep generated code: each table has a dozen pieces, and compiling one takes longer than running it.
         "spark.sql.codegen.cache.maxEntries": "2000",
         "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
         **_format_settings(formats),
@@ -267,7 +277,7 @@ def _format_settings(formats: Sequence[str]) -> dict[str, str]:
 
 
 def forget_logs(directory: Path) -> None:
-    """Remove all but the newest logs. Other processes do the same meanwhile: one that is gone already is no error."""
+    """Remove all but the newest logs. Other processes may do the same: a log that is gone already is no error."""
     ages: dict[Path, float] = {}
     for path in directory.glob("spark-*.log"):
         with suppress(FileNotFoundError):
@@ -277,7 +287,7 @@ def forget_logs(directory: Path) -> None:
 
 
 def driver_memory_bytes() -> int:
-    """A quarter of the memory this process may use, between 1 and 16 GiB: Python and the source need some too."""
+    """A quarter of the memory this process may use, between 1 and 16 GiB: Python and the source need some, too."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     with suppress(OSError, ValueError):  # no cgroup, or "max"
@@ -296,13 +306,13 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             text = log.read_text(errors="replace")
-            # Ivy, which fetches them, gives no code: what it printed is all there is.
+            # Ivy, which fetches the jars, gives no error code: only what it prints says so.
             if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text or "download failed" in text:
                 raise SparkSetupError(
-                    f"the jars of {packages} are not on this machine and could not be downloaded",
+                    f"the jars of {packages} are not on this machine, and Spark could not download them",
                     remedy="Connect to the internet once, or set spark.jars.repositories in spark-defaults.conf.",
                 ) from error
-            raise SparkSetupError("Spark's JVM did not start", remedy=f"The reason is in {log}.") from error
+            raise SparkSetupError("Spark's JVM did not start", remedy=f"Read the reason in {log}.") from error
     context = SparkContext(conf=conf, gateway=gateway)
     if str(context.master).startswith("local"):
         use_local_files(context)
@@ -330,8 +340,8 @@ def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) 
         builder = "Build it" if driver.has_jvm else f"Start the server at {driver.address}"
         raise SparkSetupError(
             f"the Spark session was built without {' and '.join(sorted({name.title() for name in lacking}))}",
-            remedy=f"{builder} with {settings} and spark.jars.packages={coordinates_of(formats)}; several "
-            "extensions or packages are written with commas between them.",
+            remedy=f"{builder} with {settings} and spark.jars.packages={coordinates_of(formats)}; separate several "
+            "extensions or packages by commas.",
         )
     if not version.startswith(SPARK_VERSION + "."):
         raise SparkSetupError(
@@ -341,11 +351,11 @@ def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) 
     if not driver.has_jvm:
         check_workers(session)
         return session
-    # Local workers take the system's python3 by default; then this environment's packages are not there.
+    # By default local workers run the system's python3, which lacks this environment's packages.
     context = session.sparkContext
     worker = str(context.pythonExec)
     found = shutil.which(worker)
-    # Links are not followed: an environment's python is one, and it is the link that makes the environment.
+    # Without following links: an environment's python is one, and the link makes the environment.
     is_own = found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent
     if str(context.master).startswith("local") and not is_own:
         raise SparkSetupError(
@@ -356,7 +366,7 @@ def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) 
 
 
 class Sessions:
-    """Child sessions of one session, which is asked for when the first is needed."""
+    """Makes child sessions of one session. Calls ``spark`` for that one with the first child."""
 
     def __init__(self, spark: Callable[[], SparkSession], settings: Mapping[str, str]) -> None:
         self._spark = spark
@@ -368,7 +378,7 @@ class Sessions:
 
     @property
     def started(self) -> SparkSession | None:
-        """The session whose children these are; None before the first was needed."""
+        """The session whose children these are; None before the first child."""
         return self._parent
 
     def parent(self) -> SparkSession:
@@ -385,12 +395,7 @@ class Sessions:
             try:
                 session = Driver(self._parent).child()
             except Exception as error:
-                lost = server_lost(error)
-                if lost is None:
-                    raise
-                if not session_lost(error):
-                    raise lost from error
-                # A server of Spark Connect that was started again, or has let go of an idle session, has none of it.
+                lost = _require_lost_session(error)
                 last, self._parent = self._parent, None
                 self._parent = self._spark()
                 if self._parent is last:

@@ -39,7 +39,7 @@ def spark_type(kind: pa.DataType) -> str | None:
 
 
 def arrow_type(name: str) -> pa.DataType | None:
-    """The type that Spark SQL calls so; None if Lakefeed stores no such type. The inverse of ``spark_type``."""
+    """The type of that name in Spark SQL; None if Lakefeed stores no such type. The inverse of ``spark_type``."""
     if found := _DECIMAL.fullmatch(name):
         return pa.decimal128(int(found[1]), int(found[2]))
     if name.startswith("array<"):
@@ -49,9 +49,9 @@ def arrow_type(name: str) -> pa.DataType | None:
 
 
 def text_literal(value: str) -> str:
-    """A text in Spark SQL: through hexadecimal, so that no quoting rule of any Spark setting can change it.
+    """A text in Spark SQL, in hexadecimal, so that no Spark setting can change how it is quoted.
 
-    Plain words are literals as they are: what leaves files out looks for these.
+    Plain words stay literals: to skip files, the formats need literals.
     """
     if _PLAIN.fullmatch(value):
         return f"'{value}'"
@@ -59,33 +59,33 @@ def text_literal(value: str) -> str:
 
 
 def text_literal_quoted(value: str) -> str:
-    """A text in Spark SQL where only a literal may stand, such as a property or a comment."""
+    """A text in Spark SQL where only a literal is allowed, such as a property or a comment."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def quoted(name: str) -> str:
-    """A name as Spark SQL reads it, whatever is in it."""
+    """A quoted name in Spark SQL, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def lake_arrow(schema: TableSchema) -> pa.Schema:
     """The table's own columns as its files have them.
 
-    All are nullable: a source may lift NOT NULL at any time, and a mirror must not fail on that.
+    All are nullable: a source may drop NOT NULL at any time, and a mirror must not fail on that.
     """
     return pa.schema([pa.field(column.name, column.type) for column in schema.columns])
 
 
 def refuse_unstorable(schema: TableSchema, *, added: Sequence[Column] = (), reserved: Sequence[str] = ()) -> None:
-    """TableStoppedError for a table whose columns a lake cannot hold under their names; ``added`` are Lakefeed's.
+    """TableStoppedError if the lake cannot store a column under its name. ``added`` are Lakefeed's own columns.
 
-    ``reserved`` are the names that Iceberg has for itself.
+    ``reserved`` are the names that Iceberg keeps for itself.
     """
     own = next((name for name in schema.names if name.lower() in reserved), None)
     problem = _problem(schema, {column.name for column in added})
     if own is not None:
-        problem = f"Iceberg has the column name '{own}' for itself"
+        problem = f"Iceberg keeps the column name '{own}' for itself"
     if problem:
         raise TableStoppedError(
             f"table {schema.table}: {problem}",
@@ -103,6 +103,6 @@ def _problem(schema: TableSchema, added: set[str]) -> str | None:
         if column.name.lower().startswith("_lakefeed_") and column.name not in added:
             return f"column '{column.name}' has a name that Lakefeed uses for itself"
         if twin := seen.get(column.name.lower()):
-            return f"columns '{twin}' and '{column.name}' differ only in case, which Spark does not tell apart"
+            return f"columns '{twin}' and '{column.name}' differ only in case, and Spark takes them for the same"
         seen[column.name.lower()] = column.name
     return None

@@ -1,0 +1,34 @@
+"""Which process of a test run gets which file of tests.
+
+Each process that needs Spark starts a JVM, which loads and compiles the same code as every other: a minute of a core.
+So of three processes two prefer the files that need Spark, and the third one prefers the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xdist.scheduler.loadfile import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+WITHOUT_SPARK = 3
+"""Every third process prefers files that need no Spark."""
+
+
+class SparkScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """As ``--dist loadfile``, but a process takes the files that suit it first. With nothing else left it takes any."""
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        number = int(node.gateway.id.removeprefix("gw")) + 1
+        wants_spark = number % WITHOUT_SPARK != 0
+        for name in self.workqueue:
+            if needs_spark(name) == wants_spark:
+                self.workqueue.move_to_end(name, last=False)
+                break
+        super()._assign_work_unit(node)
+
+
+def needs_spark(name: str) -> bool:
+    """Whether a file of tests asks for the session of the test run, by its text: processes do not say."""
+    text = Path(name).read_text()
+    return "SparkSession" in text or "mark.spark" in text
