@@ -46,11 +46,11 @@ trust: setup ## Find a hundred faults in a million rows under 2,000 changes/s, a
 	LAKEFEED_TRUST_ROWS=$(or $(ROWS),1000000) LAKEFEED_TRUST_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest tests/verify -m slow -n 0 -s
 
 cluster: setup ## Run the tests that need a Spark cluster: a master and workers as processes of their own
-	$(BIN)/python -m pytest tests/cluster --ignore tests/cluster/test_connect.py -m slow -n 0
+	$(BIN)/python -m pytest tests/cluster --ignore-glob 'tests/cluster/test_connect*.py' -m slow -n 0
 
 connect: setup ## Run the tests of Spark Connect, with its client in .venv-connect, beside .venv
 	@bash scripts/connect.sh
-	.venv-connect/bin/python -m pytest tests/cluster/test_connect.py -m slow -n 0
+	.venv-connect/bin/python -m pytest tests/cluster/test_connect.py tests/cluster/test_connect_iceberg.py -m slow -n 0
 
 azure: venv ## Run the contract of storage and a journal in Azurite, which emulates Azure Blob Storage (needs npm)
 	npm install --silent --no-save --prefix .azurite azurite

@@ -4,7 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ -e .venv-connect/.ready ] && exit 0
+weed() { ln -sf "$PWD/.venv/bin/weed" .venv-connect/bin/weed; } # SeaweedFS, which tests look for beside their Python
+
+if [ -e .venv-connect/.ready ]; then
+  weed
+  exit 0
+fi
 .venv/bin/python -m venv --clear .venv-connect
 packages=$(.venv-connect/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$packages/venv.pth"
@@ -12,4 +17,5 @@ echo "$PWD/src" >> "$packages/venv.pth"
 .venv/bin/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"]))' \
   > .venv-connect/client.txt
 .venv-connect/bin/pip install --quiet --disable-pip-version-check -r .venv-connect/client.txt
+weed
 touch .venv-connect/.ready

@@ -413,7 +413,7 @@ def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_i
         (
             "  format: iceberg\n",
             "{remote: 'sc://host:15002'}",
-            "spark.remote: Iceberg tables are committed through",
+            "spark.remote: tables of an Iceberg catalog of type hadoop are committed through",
             "delta",
         ),
         ("", "{remote: 'sc://host', master: yarn}", "spark.master cannot be set beside spark.remote", "Remove"),

@@ -138,7 +138,7 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
         other.apply(log.window(schema.table, 0, 1), 1)
         other.apply(log.window(schema.table, 1, 2), 1)
 
-    target: Any = lake_table._store if owner == "store" else lake_table._store.java
+    target: Any = lake_table._store if owner == "store" else lake_table._store.library
     if key == 2:  # a row of that key is there: it is marked, and not written by Spark's own commit
         target, method = (target, "_mark") if owner == "store" else (Marking, "commit")
     monkeypatch.setattr(target, method, getattr(target, method))  # put back at the end
@@ -156,7 +156,7 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
 def test_a_commit_whose_answer_was_lost_is_read_back_and_one_that_failed_is_done_again(
     lake_table: Any, schema: TableSchema, log: ScriptedLog, key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, method = (Marking, "commit") if key == 1 else (lake_table._store.java, "publish")
+    owner, method = (Marking, "commit") if key == 1 else (lake_table._store.library, "publish")
     real = getattr(owner, method)
 
     def lost(*given: Any) -> None:

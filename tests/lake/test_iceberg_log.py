@@ -60,7 +60,7 @@ def written(root: Path, version: int, *snapshots: dict[str, Any], owner: str = O
 
 def log_of(root: Path) -> IcebergStore:
     unused: Any = None  # Iceberg's own library: nothing here needs a JVM
-    return IcebergStore(("lakefeed", "main", "t"), HadoopMetadata(str(root)), OWNER, str(root), unused)
+    return IcebergStore(("lakefeed", "main", "t"), HadoopMetadata(str(root)), OWNER, str(root), lambda: unused)
 
 
 def test_a_snapshot_of_somebody_else_leaves_what_was_recorded(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def iceberg_store(metadata: dict[str, Any]) -> IcebergStore:
 
     unused: Any = None
     known: Any = Known()
-    return IcebergStore(("c", "main", "t"), known, "shop/main.t", "lake/main/t", unused)
+    return IcebergStore(("c", "main", "t"), known, "shop/main.t", "lake/main/t", lambda: unused)
 
 
 def test_maintenance_of_an_iceberg_table_keeps_snapshots_as_its_owner_wants() -> None:

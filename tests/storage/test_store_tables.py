@@ -22,13 +22,15 @@ from lakefeed.errors import SparkSetupError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.lake.delta.log import put_commit
 from lakefeed.lake.delta.remote import packable
+from lakefeed.lake.iceberg.catalog import IcebergCatalog
+from lakefeed.lake.iceberg.format import refuse_without_java
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.location import spark_options, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.lake.route import Origin, Route
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.log_store import commits_if_absent
-from lakefeed.lake.spark.session import checked_session, spark_session
+from lakefeed.lake.spark.session import spark_session
 from lakefeed.storage.location import give_options, storage_at
 from lakefeed.testing.format_contract import TableFormatContract
 from lakefeed.testing.mode_contract import KeylessContract, MirrorContract
@@ -295,10 +297,12 @@ def test_other_threads_go_on_while_a_table_waits_for_the_store(seaweed: Seaweed,
         assert time.monotonic() - began < 10
 
 
-def test_iceberg_on_spark_connect_is_refused_in_one_sentence() -> None:
+def test_iceberg_on_spark_connect_is_refused_in_one_sentence_without_a_rest_catalog() -> None:
     session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(SparkSetupError, match="Iceberg tables are committed through the JVM of a classic"):
-        checked_session(session, formats=("iceberg",))
+    with pytest.raises(SparkSetupError, match="type hadoop are committed through the JVM of a classic") as caught:
+        refuse_without_java(session, IcebergCatalog.of({}, "/lake", "{schema}"))
+    assert "type: rest" in str(caught.value.remedy)
+    refuse_without_java(session, IcebergCatalog.of({"type": "rest", "uri": "http://x"}, "/lake", "{schema}"))
 
 
 def entry(size: int, rows: int = 100, marked: int = 0) -> dict[str, Any]:

@@ -124,10 +124,15 @@ def session_of(config: Config, announce: Announce | None = None) -> Callable[[],
 
 def _connecting(remote: str, config: Config) -> Callable[[], SparkSession]:
     """A function that gives a session of a Spark Connect server. ConfigError for keys that only the server can set."""
-    from lakefeed.lake.spark.session import ICEBERG_ON_CONNECT, WITHOUT_CONNECT, connecting
+    from lakefeed.lake.iceberg.catalog import WITHOUT_CONNECT, IcebergCatalog
+    from lakefeed.lake.location import lake_root
+    from lakefeed.lake.spark.session import connecting
 
     if config.lake.format == "iceberg":
-        raise ConfigError(f"spark.remote: {ICEBERG_ON_CONNECT}", remedy=WITHOUT_CONNECT)
+        lake = config.lake
+        catalog = IcebergCatalog.of(lake.catalog, lake_root(lake.path), lake.namespace)
+        if catalog.needs_java:
+            raise ConfigError(f"spark.remote: {catalog.on_connect}", remedy=WITHOUT_CONNECT)
     if others := sorted(config.spark.model_fields_set & {"master", "app_name", "packages"}):
         named = " and ".join(f"spark.{key}" for key in others)
         raise ConfigError(

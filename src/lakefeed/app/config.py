@@ -211,7 +211,8 @@ class SparkConfig(Section):
         default=None, description="local[*], spark://host:7077, yarn, k8s://…; without it, this machine."
     )
     remote: Text | None = Field(
-        default=None, description="A Spark Connect server, sc://host:15002, for Delta tables; instead of master."
+        default=None,
+        description="A Spark Connect server, sc://host:15002; instead of master. Iceberg needs a REST catalog there.",
     )
     app_name: Text = Field(default="lakefeed", description="The name in Spark's UI.")
     conf: dict[str, str] = Field(default_factory=dict, description="Spark's settings; they override Lakefeed's own.")

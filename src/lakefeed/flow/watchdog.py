@@ -9,7 +9,8 @@ these is a sign:
     work     the thread, or one that works for it, has had 2 % of a core. Who reads a transaction of a hundred million
              rows, or writes its segments, has more; who polls for an answer has a tenth of that
     Spark    Spark goes on with jobs of this pipeline: a task has begun or ended, rows were read, shuffled or written. A
-             job that has no core to run on waits for the cluster, and does not hang
+             job that has no core to run on waits for the cluster, and does not hang. A server of Spark Connect tells
+             only when a task begins and ends: there it may take an hour
 
 So neither a long merge nor a long copy is a hang; a task that reads no row for ``hang_seconds`` is one, and so are a
 call that nobody answers and two threads that wait for each other. Calls into sources and object stores have timeouts of

@@ -11,7 +11,7 @@ import typer
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import show_object, show_table, show_text
 from lakefeed.capture.registry import SOURCES, source_config
-from lakefeed.errors import ConfigError, SourceError
+from lakefeed.errors import CommitFailedError, ConfigError, SourceError
 
 if TYPE_CHECKING:
     from lakefeed.app.config import Config
@@ -97,7 +97,7 @@ def check(
     findings = [*secret_findings(file), *machine_findings(config)]
     try:
         findings += [*pipeline.check(), *config.source.findings()]
-    except SourceError as error:  # a server that is down or refuses this role would stop a sync as well
+    except (SourceError, CommitFailedError) as error:  # a server, maybe Spark's, that is down would stop a sync as well
         findings.append(Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
     ready = all(finding.level is not Level.ERROR for finding in findings)
     if as_json:

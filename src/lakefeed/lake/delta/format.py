@@ -131,7 +131,7 @@ class DeltaFormat(RoutedFormat):
         return DeltaFormat(self._pipeline, self._sessions, path, Routes(Mirror()), options)
 
     def progress(self) -> object:
-        return job_progress(self._sessions.started, self._pipeline)
+        return job_progress(self._sessions.started, self._pipeline, self._sessions.reports)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

@@ -27,6 +27,10 @@ HANDED_OVER = "lakefeed_handed_over"
 _NAME = "lakefeed"
 _OWN_WAREHOUSE = ("hadoop", "jdbc")
 """Catalogs whose tables are by default below the lake's path."""
+WITHOUT_CONNECT = (
+    "Set lake.catalog with type: rest and its uri, which Spark Connect can write; or spark.master instead of "
+    "spark.remote (in Python, give a classic session); or lake.format: delta."
+)
 _OF_STORES = ("s3.", "client.")
 """The prefixes of properties that Iceberg in Java and pyiceberg share."""
 
@@ -75,6 +79,19 @@ class IcebergCatalog:
     @property
     def kind(self) -> str:
         return self.properties["type"]
+
+    @property
+    def needs_java(self) -> bool:
+        """Are its tables committed through Iceberg's Java library alone?"""
+        return self.kind != "rest"
+
+    @property
+    def on_connect(self) -> str:
+        """Why a session of Spark Connect cannot write its tables, if it ``needs_java``."""
+        return (
+            f"tables of an Iceberg catalog of type {self.kind} are committed through the JVM of a classic Spark "
+            "session; Spark Connect gives none"
+        )
 
     def settings(self) -> dict[str, str]:
         """The settings of a session. It caches no tables: another process, or ``java``, may have committed.
@@ -250,17 +267,23 @@ class CatalogMetadata:
 
     def table(self) -> Any:
         """pyiceberg's table, fresh from the catalog; None if there is none."""
+        catalog = self.catalog()
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
         try:
-            from pyiceberg.catalog import load_catalog
-            from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-        except ImportError as error:
-            raise _lacking(f"a catalog of type {self._properties.get('type')}", error) from error
-        if self._catalog is None:
-            self._catalog = load_catalog(self._name, **self._properties)
-        try:
-            return self._catalog.load_table(self._table)
+            return catalog.load_table(self._table)
         except (NoSuchNamespaceError, NoSuchTableError):
             return None
+
+    def catalog(self) -> Any:
+        """pyiceberg's, opened when it is first needed. ConfigError if pyiceberg is not installed."""
+        if self._catalog is None:
+            try:
+                from pyiceberg.catalog import load_catalog
+            except ImportError as error:
+                raise _lacking(f"a catalog of type {self._properties.get('type')}", error) from error
+            self._catalog = load_catalog(self._name, **self._properties)
+        return self._catalog
 
 
 def refuse_moved(metadata: Metadata, directory: str) -> None:

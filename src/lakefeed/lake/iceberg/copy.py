@@ -1,9 +1,9 @@
 """The copy of one table into Iceberg: Spark tasks write the files, one commit per group of chunks adds them.
 
-  1 open a transaction on the table, which gives the column ids; the first one replaces all rows, and keeps what the
-    table's owner has set (see ``JavaTable.replacing``)
+  1 open an addition to the table, which gives the column ids; the first one replaces all rows, and keeps what the
+    table's owner has set (see ``TableLibrary.replacing``)
   2 tasks read a group's chunks in parallel and write each to a file of its own, with those ids
-  3 the transaction adds the files and records how many chunks the table has
+  3 one commit adds the files, or on Spark Connect their rows, and records how many chunks the table has
   4 the last one records the applied number: only from then on does the table count as copied
 A restart continues after the last recorded chunk. Files of a group that was not committed are not part of the table.
 """
@@ -70,7 +70,7 @@ def load_table(
         # How many metadata versions the table keeps after the copy: its owner's choice, or ours.
         versions = found.get(_VERSIONS_AFTER, found.get(_VERSIONS, properties[_VERSIONS]))
         if record is not None:
-            addition = store.java.appending()  # 1
+            addition = store.library.appending()  # 1
         else:
             # During the copy keep all: it may read the rows of this same table, by its metadata from before.
             kept = max(int(versions), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
@@ -86,7 +86,7 @@ def load_table(
             if metadata is None:
                 made_with = {**properties, **recorded, "comment": copy.description}
                 described = schema_json(own, copy.comments.columns)
-                addition = store.java.making(described, made_with, store.layout)  # 1
+                addition = store.library.making(described, made_with, store.layout)  # 1
             else:
                 columns = replacements(current_schema(metadata), schema_json(own, copy.comments.columns))
                 if store.part is not None:  # the other parts keep their columns
@@ -95,7 +95,7 @@ def load_table(
                     recorded["comment"] = copy.comments.table
                 store.refuse_used(columns)
                 recorded |= dict(store.layout.properties)
-                addition = store.java.replacing(columns, recorded, store.layout, store.part)  # 1
+                addition = store.library.replacing(columns, recorded, store.layout, store.part)  # 1
         before = record.copied if record is not None else Copied()
         stored = with_field_ids(lake_arrow(own), addition.schema)
         write = partial(
@@ -126,11 +126,17 @@ def load_table(
         }
         settled = {_VERSIONS: versions, _VERSIONS_AFTER: None} if is_last else {}
         with store.turn if store.part is not None else nullcontext():
-            addition.commit([one.file for one in written if one.file], store.summary(after, metadata), settled)  # 3
+            files = [one.file for one in written if one.file]
+            is_expected = partial(_is_at, store, copy.generation, record)
+            addition.commit(files, store.summary(after, metadata), settled, is_expected)  # 3
         progress(rows)
         hit("lake.during_load")
         record = store.record(copy.generation)
     return Loaded(rows=record.copied.rows, high=record.copied.high)
+
+
+def _is_at(store: IcebergStore, generation: int, record: Record | None) -> bool:
+    return store.record(generation) == record
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.table import TableId
-from lakefeed.lake.iceberg.catalog import IcebergCatalog
+from lakefeed.errors import SparkSetupError
+from lakefeed.lake.iceberg.catalog import WITHOUT_CONNECT, CatalogMetadata, IcebergCatalog, MetadataReader
 from lakefeed.lake.iceberg.history import IcebergHistory, IcebergRows
 from lakefeed.lake.iceberg.java import JavaCatalog, JavaTable
+from lakefeed.lake.iceberg.library import TableLibrary
+from lakefeed.lake.iceberg.rest import RestTable
 from lakefeed.lake.iceberg.store import IcebergStore
 from lakefeed.lake.location import lake_root, spark_options, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
@@ -24,7 +28,7 @@ from lakefeed.lake.rule.record import TableRule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
-from lakefeed.lake.spark.driver import POOL
+from lakefeed.lake.spark.driver import POOL, Driver
 from lakefeed.lake.spark.progress import job_progress
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
@@ -90,7 +94,7 @@ class Iceberg:
         """Checks the user's session now, and not at the first merge: SparkSetupError if Lakefeed cannot use it."""
         spark = self._spark
         if not callable(spark):
-            checked_session(spark, formats=("iceberg",))
+            refuse_without_java(checked_session(spark, formats=("iceberg",)), self._catalog)
 
         def session() -> SparkSession:
             return checked_session(spark() if callable(spark) else spark, formats=("iceberg",))
@@ -122,20 +126,21 @@ class IcebergFormat(RoutedFormat):
         return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
 
     def progress(self) -> object:
-        return job_progress(self._sessions.started, self._pipeline)
+        return job_progress(self._sessions.started, self._pipeline, self._sessions.reports)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:
             if route not in self._tables:
                 catalog, table = self._catalog, route.table
                 namespace, name = catalog.identifier(route.stored)
+                reader = catalog.reader(route.stored)
                 turn = self._turns.setdefault(route.stored, threading.RLock())
                 store = IcebergStore(
                     (catalog.name, *namespace, name),
-                    catalog.reader(route.stored),
+                    reader,
                     f"{self._pipeline}/{table}",
                     catalog.location(route.stored),
-                    JavaTable(self._java, namespace, name),
+                    partial(self._library, reader, route),
                     self._routes.layout(route),
                     route.part,
                     turn,
@@ -147,3 +152,21 @@ class IcebergFormat(RoutedFormat):
                     self._pipeline, route, store, self._sessions, decisions, rule, staging, turn
                 )
             return self._tables[route]
+
+    def _library(self, reader: MetadataReader, route: Route) -> TableLibrary:
+        """By the session that there is: a classic one has Iceberg's own."""
+        catalog, session = self._catalog, self._sessions.parent()
+        namespace, name = catalog.identifier(route.stored)
+        if Driver(session).has_jvm:
+            return JavaTable(self._java, namespace, name)
+        refuse_without_java(session, catalog)
+        if not isinstance(reader, CatalogMetadata):
+            raise TypeError(f"a REST catalog is not read by {type(reader).__name__}")
+        copied = table_path(f"{catalog.root}/_lakefeed/{self._pipeline}/copied", route.table)
+        return RestTable(reader, (catalog.name, *namespace, name), self._sessions.child, copied)
+
+
+def refuse_without_java(session: SparkSession, catalog: IcebergCatalog) -> None:
+    """SparkSetupError for a session without a JVM and a catalog that needs one."""
+    if not Driver(session).has_jvm and catalog.needs_java:
+        raise SparkSetupError(catalog.on_connect, remedy=WITHOUT_CONNECT)

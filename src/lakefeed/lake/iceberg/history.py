@@ -18,6 +18,7 @@ from lakefeed.lake.history import LogCommit, noted
 from lakefeed.lake.iceberg.catalog import HadoopMetadata, IcebergCatalog
 from lakefeed.lake.iceberg.record import COMMIT, OWNER, Record, summary_of
 from lakefeed.lake.location import spark_path
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.session import checked_session
 from lakefeed.lake.spark.type import quoted
 
@@ -77,7 +78,7 @@ class IcebergHistory:
         if self._catalog.kind == "hadoop":
             reader = session.read.format("iceberg").option("versionAsOf", str(version))
             return reader.load(spark_path(self._catalog.location(self._table)))
-        child = session.newSession()
+        child = Driver(session).child()
         for name, value in self._catalog.settings().items():
             child.conf.set(name, value)
         namespace, name = self._catalog.identifier(self._table)

@@ -62,7 +62,9 @@ class JavaCatalog:
 
 
 class JavaTable:
-    """One table of a catalog."""
+    """One table of a catalog: see ``library.TableLibrary``."""
+
+    takes_files = True
 
     def __init__(self, catalog: JavaCatalog, namespace: Sequence[str], name: str) -> None:
         self._catalog = catalog
@@ -217,9 +219,13 @@ class Addition:
         return f"{location}/data"
 
     def commit(
-        self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Mapping[str, str | None]
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Mapping[str, str | None],
+        is_expected: Callable[[], bool],
     ) -> None:
-        """The snapshot gets ``summary``, the table gets ``properties``; a property that is None is removed.
+        """See ``library.Addition``.
 
         A file belongs to the partition that it names. A file that names none is added under an unpartitioned spec, even
         if the table's owner has added partition fields since: Iceberg keeps the spec of each file.
@@ -259,6 +265,8 @@ class Addition:
         for key, value in summary.items():
             append.set(key, value)
         append.commit()
+        if not is_expected():
+            raise ConcurrentModification("another process has gone on with the copy")
         self._transaction.commitTransaction()
 
 

@@ -40,7 +40,7 @@ def maintain_table(
     try:
         # Reading each file's marks takes JVM calls: do it only if the table has marks at all.
         has_many = store.marked_share > options.marked_share / 4
-        share = folded_from(store.java.marked_files(), options) if has_many else None
+        share = folded_from(store.library.marked_files(), options) if has_many else None
         packs = needs_packing(*size, options)
         if share is not None or packs:
             by = store.layout.cluster_by or (key if options.cluster else ()) if packs else ()
@@ -98,10 +98,10 @@ def clean(store: IcebergStore, session: Callable[[], SparkSession], options: Mai
             record, commit = found
             attempt = uuid.uuid4().hex
             summary = store.summary(record, {**commit, "maintenance": True})
-            store.java.stage_nothing({**summary, ATTEMPT: attempt})
+            store.library.stage_nothing({**summary, ATTEMPT: attempt})
             staged = store.staged(attempt)
             if staged is not None and staged.before == record:
-                store.java.publish(staged.snapshot)
+                store.library.publish(staged.snapshot)
     kept_seconds, least = store.kept_snapshots()
     kept = max(KEPT_SNAPSHOTS, least)
     aged = time.time() - options.keep_hours * 3600 if options.keep_hours is not None else None

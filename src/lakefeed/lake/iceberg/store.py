@@ -36,10 +36,10 @@ from __future__ import annotations
 
 import json
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyroaring import BitMap
@@ -51,7 +51,8 @@ from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.iceberg.catalog import Metadata, MetadataReader
 from lakefeed.lake.iceberg.copy import chunks_of, load_table
-from lakefeed.lake.iceberg.java import DeletionVector, JavaTable, Marking, UnknownDeletesError
+from lakefeed.lake.iceberg.java import DeletionVector, Marking, UnknownDeletesError
+from lakefeed.lake.iceberg.library import TableLibrary, recording, staging
 from lakefeed.lake.iceberg.maintenance import maintain_table
 from lakefeed.lake.iceberg.record import (
     ATTEMPT,
@@ -108,7 +109,6 @@ _SLACK = 1.25
 
 _KEPT = ("max-snapshot-age-ms", "min-snapshots-to-keep")
 _VIEW = "lakefeed_changes"
-_PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
 """Up to a table of so many bytes and a merge of so many rows, one task is about as fast as several."""
@@ -146,7 +146,7 @@ class IcebergStore:
         metadata: MetadataReader,
         owner: str,
         location: str,
-        table: JavaTable,
+        library: Callable[[], TableLibrary],
         layout: Layout = Layout(),  # noqa: B008  # immutable
         part: Part | None = None,
         turn: AbstractContextManager[Any] | None = None,
@@ -162,13 +162,18 @@ class IcebergStore:
         self.name = tuple(name)
         self.owner = owner
         self.location = location
-        self.java = table
+        self._open = library
         self._sql_name = ".".join(map(quoted, name))
         self._reader = metadata
         self._lock = threading.Lock()
         self._has_other_deletes = False  # rows were deleted by other means than deletion vectors
         self._vectors: tuple[int | None, dict[str, DeletionVector]] = (None, {})  # (snapshot, its vectors by data file)
         self._marking: Marking | None = None  # the table as ``extent`` last read it
+
+    @cached_property
+    def library(self) -> TableLibrary:
+        """Starts Spark, to see which one it needs."""
+        return self._open()
 
     # What the commits record
 
@@ -278,8 +283,10 @@ class IcebergStore:
         if size is None:
             return None
         files, total = size
-        snapshot, self._marking = self._marked_on(), self.java.marking()
-        none = not files or (bounds is not None and not self._marking.is_touched(bounds))
+        touch = self.library.marking()
+        self._marking = touch if isinstance(touch, Marking) else None
+        snapshot = self._marked_on() if self._marking is not None else None
+        none = not files or (bounds is not None and not touch.is_touched(bounds))
         return Extent(
             files=files,
             bytes=total,
@@ -335,14 +342,9 @@ class IcebergStore:
             if isinstance(step, MarkRows):
                 self._mark(step, summary)
                 return self.applied(stamp.generation) or done
-            attempt = uuid.uuid4().hex
-            session.conf.set("spark.wap.id", attempt)
-            try:
-                with _recording(session, {**summary, ATTEMPT: attempt}):
-                    columns = session.table(self._sql_name).columns if self.part is not None else ()
-                    self.write(session, completed(step, columns) if self.part is not None else step)  # 2
-            finally:
-                session.conf.unset("spark.wap.id")
+            with staging(session, summary) as attempt:
+                columns = session.table(self._sql_name).columns if self.part is not None else ()
+                self.write(session, completed(step, columns) if self.part is not None else step)  # 2
             staged = self.staged(attempt)  # 3
             if staged is None:
                 raise CommitFailedError(f"Spark wrote no snapshot for change set {stamp.number} into {self.location}")
@@ -355,7 +357,7 @@ class IcebergStore:
                 if stamp.found is not None and before.applied != stamp.found:
                     raise not_where_expected(self.location, before.applied, stamp.found)
                 if not staged.published:
-                    self.java.publish(staged.snapshot)  # 4
+                    self.library.publish(staged.snapshot)  # 4
                 return replace(done, rows=staged.rows if self.part is None else None)
         return self.applied(stamp.generation) or done
 
@@ -366,7 +368,9 @@ class IcebergStore:
         planned on, whose record the caller has read  4 write the deletion vectors, with the rows that were marked
         before  5 name all of it in one commit, if the table is still at that snapshot.
         """
-        marking, old = self._marking or self.java.marking(), step.old.version
+        marking, old = self._marking, step.old.version
+        if marking is None:
+            raise LakeError(f"no extent of {self.location} names files whose rows can be marked")
         found, files = located_and_written(step.gone, step.count, step.report, lambda: marking.write(step.rows))  # 1, 2
         if (now := marking.snapshot(fresh=True)) != old:  # 3
             marking.discard(files)
@@ -417,17 +421,17 @@ class IcebergStore:
         if self.part is not None:  # other parts keep a column that this one drops
             there = {field["name"].lower() for field in current_schema(self.metadata() or {})["fields"]}
             added = [one for one in alterations(path) if isinstance(one, Add) and one.name.lower() not in there]
-            self.java.alter(added, {self.version_key: str(version)})
+            self.library.alter(added, {self.version_key: str(version)})
             return
         if is_in_place(path):
             changes = alterations(path)
             self.refuse_used(changes)
-            self.java.alter(changes, {SCHEMA_VERSION: str(version)})
+            self.library.alter(changes, {SCHEMA_VERSION: str(version)})
             return
         # Rewrite the whole table under other types, in one commit that records the change set of the rows it has read.
         # The commit replaces whatever others have committed meanwhile. The record then says so, and the next sync
         # applies the lost changes again.
-        with _recording(session, replace(record, schema_version=version).summary(stamp.metadata)):
+        with recording(session, replace(record, schema_version=version).summary(stamp.metadata)):
             rows = self.read(session).select(*projected(path))
             came_from = lineage(path)
             said = {field["name"]: field.get("doc") for field in current_schema(self.metadata() or {})["fields"]}
@@ -467,7 +471,7 @@ class IcebergStore:
         return self.layout.differences(partitions, metadata.get("properties", {}), sorted_by)
 
     def lay_out(self, session: SparkSession) -> None:  # noqa: ARG002  # the seam's
-        self.java.lay_out(self.layout)
+        self.library.lay_out(self.layout)
 
     def other_type(self, schema: TableSchema) -> str | None:
         metadata = self.metadata()
@@ -503,7 +507,9 @@ class IcebergStore:
     @property
     def parts(self) -> tuple[str, ...]:
         """By Iceberg's own functions, so that a copy and Iceberg agree on each row's partition."""
-        found = []
+        found: list[str] = []
+        if not self.layout.partitions or not self.library.takes_files:  # Spark then knows by itself
+            return ()
         for one in self.layout.partitions:
             column = quoted(one.column)
             given = f"{one.number}, {column}" if one.number is not None else column
@@ -602,16 +608,3 @@ def _rows(summary: Mapping[str, str]) -> int | None:
     if records is None or summary.get("total-equality-deletes", "0") != "0":
         return None
     return int(records) - int(deleted)
-
-
-@contextmanager
-def _recording(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
-    """Inside, Spark writes snapshots with this summary. The session is the table's own."""
-    settings = {_PROPERTY + key: value for key, value in summary.items()}
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in settings:
-            session.conf.unset(name)

@@ -131,6 +131,9 @@ class Driver:
         made: SparkSession = self.session.newSession()
         return made
 
+    def report_to(self, note: Callable[..., None]) -> None:
+        """Have a server tell how far the session's operations are; a classic session is asked (``progress``)."""
+
     def map_in_arrow(self, rows: DataFrame, function: InArrow, columns: str) -> DataFrame:
         """``rows.mapInArrow(function, columns)`` without pandas, which pyspark's own method asks for and never uses."""
         from pyspark.sql import DataFrame
@@ -161,6 +164,9 @@ class _Connect(Driver):
     def child(self) -> SparkSession:
         made: Any = self.session.cloneSession()
         return with_patience(made)
+
+    def report_to(self, note: Callable[..., None]) -> None:
+        self.session.registerProgressHandler(note)
 
     def map_in_arrow(self, rows: DataFrame, function: InArrow, columns: str) -> DataFrame:
         return rows.mapInArrow(function, columns)

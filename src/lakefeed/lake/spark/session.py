@@ -24,15 +24,13 @@ from lakefeed.lake.spark.error import first_line, server_lost, session_lost
 from lakefeed.lake.spark.files import use_local_files
 from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
+from lakefeed.lake.spark.progress import Reports
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 SPARK_VERSION = "4.1"
-
-ICEBERG_ON_CONNECT = "Iceberg tables are committed through the JVM of a classic Spark session; Spark Connect gives none"
-WITHOUT_CONNECT = "Set spark.master instead of spark.remote (in Python, give a classic session), or lake.format: delta."
 
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 """The settings that can change the value of a rule's expression."""
@@ -324,8 +322,6 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
 def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:
     """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
     driver = Driver(session)
-    if not driver.has_jvm and "iceberg" in formats:
-        raise SparkSetupError(ICEBERG_ON_CONNECT, remedy=WITHOUT_CONNECT)
     try:
         version, extensions = session.version, session.conf.get("spark.sql.extensions", "")
     except Exception as error:
@@ -377,11 +373,20 @@ class Sessions:
         self._settings = settings
         self._lock = threading.Lock()
         self._parent: SparkSession | None = None
+        self.reports = Reports()
+        """What a server of Spark Connect has reported to these sessions."""
 
     @property
     def started(self) -> SparkSession | None:
         """The session whose children these are; None before the first child."""
         return self._parent
+
+    def parent(self) -> SparkSession:
+        """The session whose children these are, made if it must be."""
+        with self._lock:
+            if self._parent is None:
+                self._parent = self._spark()
+            return self._parent
 
     def child(self) -> SparkSession:
         with self._lock:
@@ -398,4 +403,5 @@ class Sessions:
                 session = Driver(self._parent).child()
         for name, value in {**_SAME_EVERYWHERE, **self._settings}.items():
             session.conf.set(name, value)
+        Driver(session).report_to(self.reports.note)
         return session

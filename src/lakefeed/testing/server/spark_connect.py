@@ -1,4 +1,4 @@
-"""A real Spark Connect server for tests: a process of its own, on loopback, with Delta's jars.
+"""A real Spark Connect server for tests: a process of its own, on loopback, with the jars of the table formats.
 
 with SparkConnect.start() as server:
     SparkSession.builder.remote(server.remote).create()
@@ -55,9 +55,9 @@ class SparkConnect(Server):
         python: str = sys.executable,
         python_path: str | None = None,
         stores: tuple[str, ...] = (),
+        formats: tuple[str, ...] = ("delta",),
     ) -> SparkConnect:
-        known = FORMATS["delta"]
-        wanted = coordinates_of(("delta",), stores)
+        wanted = coordinates_of(formats, stores)
         jars = {"spark.driver.extraClassPath": os.pathsep.join(remembered_jars(wanted))}
         if not remembered_jars(wanted):
             jars = {"spark.jars.packages": wanted} | ({"spark.jars.excludes": STORE_EXCLUDES} if stores else {})
@@ -65,8 +65,8 @@ class SparkConnect(Server):
             "spark.master": "local[2]",
             "spark.driver.memory": "700m",
             **jars,
-            "spark.sql.extensions": known.extension,
-            **known.settings,
+            "spark.sql.extensions": ",".join(FORMATS[name].extension for name in formats),
+            **{key: value for name in formats for key, value in FORMATS[name].settings.items()},
             # As in a session that Lakefeed builds: Delta reads its log in 50 tasks by default.
             "spark.databricks.delta.snapshotPartitions": "2",
             "spark.sql.shuffle.partitions": "2",
