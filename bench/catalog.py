@@ -51,6 +51,7 @@ CASES = {
         Case("pg_lake", "PostgreSQL's log into a mirror"),
         Case("journal", "What the journal costs"),
         Case("idle", "Nothing new"),
+        Case("idle_run", "A running pipeline with nothing to do"),
         Case("freshness", "From the source's commit to the lake"),
         Case("current", "From the source's commit to a query"),
         Case("endurance", "Five minutes at a steady rate"),

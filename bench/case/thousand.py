@@ -57,7 +57,7 @@ def table_count(bench: Bench) -> int:
 
 def measured(bench: Bench, database: str, section: str, source: Callable[[], Source], count: int) -> Report:
     """``section`` is the source in YAML, for commands; ``source`` makes the same for a pipeline of this process."""
-    idle_seconds = bench.size(full=60, quick=2)
+    idle_seconds = bench.size(full=30, quick=2)
     (bench.scratch / "shop.yaml").write_text(_CONFIG.format(pipeline=PIPELINE, source=section))
 
     def pipeline() -> Pipeline:
@@ -73,7 +73,7 @@ def measured(bench: Bench, database: str, section: str, source: Callable[[], Sou
         bench.say(f"started in {started:.1f} s, nothing new in {nothing * 1000:.0f} ms")
         running = threading.Thread(target=again.run)
         running.start()
-        time.sleep(bench.size(full=15, quick=1))
+        time.sleep(bench.size(full=10, quick=1))
         _, idle_cpu = _with_cpu(lambda: time.sleep(idle_seconds))
         memory = max_resident_mib()
         beside, beside_cpu, silent = _status(bench, count)
@@ -85,7 +85,7 @@ def measured(bench: Bench, database: str, section: str, source: Callable[[], Sou
     return Report(
         what=f"One pipeline of {count:,} {database} tables of {ROWS} rows and five columns, into Delta: the copies, "
         "which need no Spark for tables this small; a start that finds all of them; a sync with nothing new; what "
-        "`run` costs while nothing happens; `lakefeed status --json` as a process of its own, beside it and without it.",
+        "`run` costs while nothing happens; `lakefeed status --json` as a process of its own, beside it and alone.",
         measures=(
             Measure("copied", "s", (round(copied, 1),), ours=True),
             Measure("copied: CPU of the pipeline", "s", (round(copy_cpu, 1),), ours=True, charted=False),
