@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from lakefeed.change.table import TableId
 from lakefeed.durable import pack, unpack
-from lakefeed.errors import JournalError
+from lakefeed.errors import LakefeedError
 from lakefeed.flow.table_state import Phase, TableState
 from lakefeed.lake.base import Applied, TableFormat
 from lakefeed.storage.base import Storage
@@ -49,7 +49,7 @@ def load_recorded(root: Storage) -> dict[TableId, Recorded]:
             TableId.parse(name): Recorded(one["commit"], one["generation"], Applied(**one["applied"]))
             for name, one in body.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, JournalError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, LakefeedError):
         return {}
 
 
