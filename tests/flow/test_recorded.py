@@ -94,3 +94,21 @@ def test_without_the_file_the_tables_are_asked(place: Path, read: list[str], con
         file.write_bytes(content)
     assert asked(place)[1] == dict.fromkeys(NAMES, 2)
     assert sorted(read) == [*NAMES]
+
+
+def test_a_running_pipeline_keeps_the_file(place: Path, read: list[str]) -> None:
+    (place / "lake/_lakefeed/p/recorded.json").unlink()
+    with made(place) as pipeline:
+        pipeline.run(for_seconds=2)
+    read.clear()
+    assert asked(place)[1] == dict.fromkeys(NAMES, 2)
+    assert read == []
+
+
+def test_a_file_that_still_says_the_same_is_not_written_again(place: Path) -> None:
+    file = place / "lake/_lakefeed/p/recorded.json"
+    with made(place) as pipeline:
+        pipeline.sync_once()
+        before = file.stat().st_mtime_ns, file.stat().st_ino
+        pipeline.sync_once()
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == before
