@@ -2,7 +2,7 @@
 #   docker build --tag lakefeed .
 #   docker run --rm lakefeed demo
 #   docker run --rm -v "$PWD:/work" -e PGPASSWORD lakefeed run shop.yaml
-FROM python:3.13-slim-bookworm AS build
+FROM python:3.13-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE requirements.lock requirements-java.lock ./
 COPY src ./src
@@ -11,7 +11,7 @@ RUN sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\)\\$/\1/p' requirements.lock requiremen
  && python -m venv /opt/lakefeed \
  && /opt/lakefeed/bin/pip install --no-cache-dir --constraint constraints.txt '.[connect,iceberg,java,mysql,object-store,openlineage,otel,postgres]'
 
-FROM python:3.13-slim-bookworm
+FROM python:3.13-slim-trixie
 RUN useradd --create-home --uid 10001 lakefeed && mkdir /work && chown lakefeed /work
 COPY --from=build /opt/lakefeed /opt/lakefeed
 ENV PATH=/opt/lakefeed/bin:$PATH PYTHONUNBUFFERED=1

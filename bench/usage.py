@@ -69,7 +69,12 @@ class Meter:
         return tree(os.getpid(), without=self._server)
 
     def _cpu(self) -> tuple[float, float]:
-        return sum(map(_cpu_seconds, self._processes())), sum(map(_cpu_seconds, tree(self._server)))
+        return sum(map(_cpu_seconds, self._processes())), cpu_of(self._server)
+
+
+def cpu_of(root: int) -> float:
+    """The processor time, in seconds, of a process and all below it, so far."""
+    return sum(map(_cpu_seconds, tree(root)))
 
 
 def tree(root: int, *, without: int = 0) -> list[int]:

@@ -119,6 +119,9 @@ class MixedFormat:
     def progress(self) -> object:
         return self._delta.progress()
 
+    def newest_commit(self, route: Route) -> str | None:
+        return self._delta.newest_commit(route) if route.source.name != "savings" else None
+
     def evolution(self, route: Route) -> Evolution:
         return self._delta.evolution(route)
 

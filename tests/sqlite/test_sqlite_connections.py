@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.sqlite.world import made, table
 
+from lakefeed.capture.dialect import SpareSessions
 from lakefeed.capture.sqlite.database import Database, Mode, OpenedFile, inode_of
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.errors import SourceUnavailableError
@@ -145,3 +147,46 @@ def test_a_session_describes_a_table_again_only_under_another_version_of_the_sch
             again = session.describe([table("t"), table("none")])
             assert again[table("t")].schema.names == ("id", "a", "b")
             assert table("none") in again
+
+
+def test_the_chunks_of_many_tables_are_read_by_one_connection(tmp_path: Path, opened: list[sqlite3.Connection]) -> None:
+    names = [f"t{number}" for number in range(5)]
+    statements = [f"CREATE TABLE {name} (id INTEGER PRIMARY KEY)" for name in names]
+    with made(tmp_path / "x.db", *statements) as world:
+        capture = world.open()
+        capture.prepare([table(name) for name in names])
+        plans = [capture.snapshot(table(name)) for name in names]
+        before = len(opened)
+        for plan in plans:
+            for chunk in plan.chunks:
+                with capture.chunk(chunk.to_json()).open() as reader:
+                    assert list(reader) is not None
+            capture.comments(plan.schema.table)
+        assert len(opened) == before + 1
+        capture.close()
+        assert still_open(opened) == 0
+
+
+def test_a_spare_connection_is_not_used_after_an_error_or_for_another_file(tmp_path: Path) -> None:
+    path, sessions = tmp_path / "x.db", SpareSessions()
+    path.touch()
+    sessions.keep()
+    dialect = SqliteDialect(str(path))
+    with sessions.use(dialect) as first:
+        pass
+    with suppress(RuntimeError), sessions.use(dialect) as again:
+        assert again is first
+        raise RuntimeError
+    with sessions.use(dialect) as second:
+        assert second is not first
+    path.unlink()
+    path.touch()
+    with sessions.use(dialect) as third:
+        assert third is not second
+    sessions.close()
+
+
+def test_spare_connections_stay_in_their_process() -> None:
+    sessions = SpareSessions()
+    sessions.keep()
+    assert not pickle.loads(pickle.dumps(sessions))._keeps

@@ -4,9 +4,10 @@ is a connection that runs queries. Polling needs nothing else; a log source uses
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import date
 from decimal import Decimal
@@ -203,12 +204,64 @@ class Session(ABC):
         index; otherwise None. ``where`` are conditions on the alias ``t``."""
         return None
 
+    def is_reusable(self) -> bool:
+        """Whether it may be kept for a later, unrelated read, because to connect costs much more. Asked before each."""
+        return False
+
     @abstractmethod
     def cancel(self) -> None:
         """End the running call, from any thread."""
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+class SpareSessions:
+    """Sessions of one dialect that are lent for a block and kept for the next one, if they are reusable.
+
+    Any thread; nobody waits: simultaneous uses have a session each. Before ``keep``, and after ``close``, none is kept.
+    Pickled, it is one that keeps none.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the two below; never held across a call to the database
+        self._idle: list[tuple[Dialect, Session]] = []
+        self._keeps = False
+
+    def __reduce__(self) -> tuple[type[SpareSessions], tuple[()]]:
+        return SpareSessions, ()
+
+    def keep(self) -> None:
+        self._keeps = True
+
+    @contextmanager
+    def use(self, dialect: Dialect) -> Iterator[Session]:
+        with self._lock:
+            found, idle = self._idle.pop() if self._idle else None, None
+        if found is not None:
+            if found[0] == dialect and found[1].is_reusable():
+                idle = found[1]
+            else:
+                found[1].close()
+        session, is_sound = idle or dialect.connect(), False  # after an error it may be in any state
+        try:
+            yield session
+            is_sound = True
+        finally:
+            is_kept = False
+            if is_sound and session.is_reusable():
+                with self._lock:
+                    if is_kept := self._keeps:
+                        self._idle.append((dialect, session))
+            if not is_kept:
+                session.close()
+
+    def close(self) -> None:
+        """Idempotent. A session that is lent is closed by its own use."""
+        with self._lock:
+            self._keeps, idle, self._idle = False, self._idle, []
+        for _, session in idle:
+            session.close()
 
 
 def no_table(table: TableId) -> SourceSetupError:

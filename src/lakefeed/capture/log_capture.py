@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from lakefeed.capture.base import (
@@ -28,7 +28,7 @@ from lakefeed.capture.base import (
     opened,
 )
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
-from lakefeed.capture.dialect import Dialect, Key, Refusal, Session, no_table
+from lakefeed.capture.dialect import Dialect, Key, Refusal, Session, SpareSessions, no_table
 from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
 from lakefeed.capture.select import TablePatterns
 from lakefeed.capture.snapshot import TableChunk, keyed_chunks, plan_chunks, still_there
@@ -66,6 +66,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._limits = limits or Limits()
         self._seen: frozenset[TableId] = frozenset()
         self._session: Session | None = None
+        self._sessions = SpareSessions()  # for chunks that this process reads
         self._stream: _Stream[P, Piece] | None = None
         self._confirmed_at: float | None = None
         self._left_out: dict[TableId, Refusal] = {}
@@ -81,7 +82,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             return session.sizes(tables)
 
     def comments(self, table: TableId) -> Comments:
-        with closing(self._dialect.connect()) as session:
+        with self._sessions.use(self._dialect) as session:
             return session.comments(table)
 
     def keep_state(self, state: Storage) -> None:
@@ -93,11 +94,13 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                 self._resume.open()
                 undo.callback(self._resume.close)
                 self._session = self._dialect.connect()
+                self._sessions.keep()
                 undo.pop_all()
 
     def close(self) -> None:
         with self._lock:
             session, self._session = self._session, None
+        self._sessions.close()
         try:
             self._end_stream()
         finally:
@@ -207,7 +210,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             self._resume.copied(table)
 
     def chunk(self, data: Mapping[str, Any]) -> TableChunk:
-        return TableChunk.from_json(self._dialect, data)
+        return replace(TableChunk.from_json(self._dialect, data), sessions=self._sessions)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         opened(self._session)

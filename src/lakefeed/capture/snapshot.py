@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self, TypeVar
 
@@ -24,6 +24,7 @@ from lakefeed.capture.dialect import (
     Ordering,
     Query,
     Session,
+    SpareSessions,
     TableChangedError,
     key_rows,
 )
@@ -47,7 +48,7 @@ class TableChunk:
     read, in order: () means those of ``schema``; it may also name other columns of ``source``, or only the key.
     ``where`` are SQL conditions on the alias ``t``. ``exact`` are columns whose values must be returned exactly as
     stored (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``. ``keys``: only the rows
-    with these keys; () means all rows."""
+    with these keys; () means all rows. ``sessions``: those of this process that may read it."""
 
     dialect: Dialect
     source: DescribedTable
@@ -59,6 +60,7 @@ class TableChunk:
     exact: frozenset[str] = frozenset()
     origin: Mapping[str, Any] | None = None
     keys: tuple[Key, ...] = ()
+    sessions: SpareSessions = field(default_factory=SpareSessions, compare=False, repr=False)
 
     @property
     def table(self) -> TableId:
@@ -124,7 +126,7 @@ class TableChunkReader:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            session = stack.enter_context(closing(self._chunk.dialect.connect()))
+            session = stack.enter_context(self._chunk.sessions.use(self._chunk.dialect))
             self._bracket = stack.enter_context(session.consistent(self._chunk.origin))
             self._session, self._stack = session, stack.pop_all()
         return self

@@ -35,6 +35,7 @@ from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.report.activity import Activity
 from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.report.recorded import RecordedFile
 from lakefeed.flow.reread.repair import Repairs
 from lakefeed.flow.reread.resnapshot import Resnapshots
 from lakefeed.flow.retry import Backoff, TableErrors
@@ -79,6 +80,7 @@ class OpenPipeline:
         self._reported_at = 0.0
         self._reported_news: object = None
         self._hang_seconds = options.hang_seconds
+        self._recorded = RecordedFile(root, tables)
         self.turns = {"stream": 0, "copies": 0, "lake": 0}
         """What the threads of ``RunLoop`` count up each time they have got on: see ``watchdog``."""
         self._enrol_seconds = options.enrol_seconds
@@ -216,6 +218,12 @@ class OpenPipeline:
         """``is_complete`` as in ``Liveness``."""
         self._activity.waiting(*self.lake.backlog())
         self._report(replace(self._liveness(), is_complete=is_complete))
+        if is_complete:
+            self.record(now=True)
+
+    def record(self, *, now: bool = False) -> None:
+        """For a `status` of another process: what the lake tables record. Any thread."""
+        self._recorded.update(self._states.all().values(), now=now)
 
     def _report(self, liveness: Liveness) -> None:
         self._reported_at, self._reported_news = time.monotonic(), self._news()
@@ -347,6 +355,7 @@ class RunLoop:
                 news.clear()  # before the sync: what comes while it works is for the next one
                 result = opened.lake.sync()
                 opened.report()
+                opened.record()
                 if not result.tables:
                     news.wait(_TURN_SECONDS)
                     continue

@@ -20,6 +20,7 @@ from lakefeed.change.table import ByTable, TableId
 from lakefeed.errors import JournalDamagedError, JournalError, LakefeedError
 from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.report.answer import Asker
+from lakefeed.flow.report.recorded import Recorded, load_recorded
 from lakefeed.flow.report.verified import Verified, load_verified
 from lakefeed.flow.result import table_frame
 from lakefeed.flow.table_state import Phase, TableState, TableStates
@@ -276,7 +277,8 @@ def _read_once(
     journal = Journal.read(root)
     try:
         states = sorted(TableStates(root).all().items())
-        questions = {table: partial(_recorded, tables, state) for table, state in states}
+        kept = load_recorded(root)
+        questions = {table: partial(_recorded, tables, state, kept.get(table)) for table, state in states}
         answers = asker.begin(questions, seconds=until - time.monotonic()).answers(until)  # 2
         diffs, verified = DiffStore(root), load_verified(root)
         found: dict[TableId, TableStatus] = {}
@@ -321,8 +323,8 @@ def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, str | None]:
     return Lag(), why
 
 
-def _recorded(tables: TableFormat, state: TableState) -> Applied | None:
-    return tables.table(state.route).applied(state.generation)
+def _recorded(tables: TableFormat, state: TableState, kept: Recorded | None) -> Applied | None:
+    return kept.ask(tables, state) if kept is not None else tables.table(state.route).applied(state.generation)
 
 
 def _laid_out_otherwise(tables: TableFormat, state: TableState) -> tuple[str, ...]:

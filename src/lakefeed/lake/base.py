@@ -259,6 +259,12 @@ class TableFormat(Protocol):
         May be slow, or hang, if these do. Any thread.
         """
 
+    def newest_commit(self, route: Route) -> str | None:
+        """Names the newest commit of a route's lake table, whoever made it: another one, another name.
+
+        Much cheaper than to ask the table. None if that cannot be had, or there is no table. Any thread.
+        """
+
     def evolution(self, route: Route) -> Evolution:
         """What the lake table of a route does when its source's schema changes, by the configuration. Pure."""
 

@@ -7,7 +7,9 @@ on its way to the log, and then reads another directory.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,15 @@ def stores_of(path: str) -> tuple[str, ...]:
     return ("s3",) if delta_uri(path).startswith("s3://") else ()
 
 
+_BY_SERVICE_ACCOUNT = "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider"
+
+
+def _has_service_account(options: Mapping[str, str]) -> bool:
+    """Does this process get its keys by the token of a Kubernetes service account, and by nothing that comes first?"""
+    has_keys = "access_key_id" in options or os.environ.get("AWS_ACCESS_KEY_ID")
+    return not has_keys and bool(os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and os.environ.get("AWS_ROLE_ARN"))
+
+
 def spark_options(path: str) -> dict[str, str]:
     """The session settings with which Hadoop's file system reaches the store of ``path``; none for a directory."""
     parts, options = (
@@ -144,5 +155,7 @@ def spark_options(path: str) -> dict[str, str]:
         "endpoint.region": options.get("region"),
         "path.style.access": "true" if endpoint else None,
         "connection.ssl.enabled": "false" if endpoint and endpoint.startswith("http:") else None,
+        # Of the ways without a key, the only one that Hadoop's connector does not try by itself.
+        "aws.credentials.provider": _BY_SERVICE_ACCOUNT if _has_service_account(options) else None,
     }
     return {f"fs.s3a.bucket.{parts.netloc}.{name}": value for name, value in values.items() if value is not None}

@@ -393,6 +393,9 @@ class RoutedFormat:
     def progress(self) -> object:
         return None
 
+    def newest_commit(self, route: Route) -> str | None:  # noqa: ARG002  # the seam's
+        return None
+
     def matching(self, source: TableId) -> tuple[str, ...]:
         return self._routes.matching(source)
 

@@ -311,6 +311,9 @@ class _Plans:
     def progress(self) -> object:
         return None
 
+    def newest_commit(self, route: Route) -> str | None:  # noqa: ARG002  # nobody asks
+        return None
+
     def scratch(self, path: str) -> _Plans:  # noqa: ARG002  # the seam's; nothing is written here
         return self
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.delta.history import DeltaHistory, DeltaRows
+from lakefeed.lake.delta.log import newest_entry
 from lakefeed.lake.delta.remote import StoreDelta
 from lakefeed.lake.delta.store import SESSION, DeltaOptions, DeltaStore
 from lakefeed.lake.formats import FORMATS
@@ -129,6 +130,12 @@ class DeltaFormat(RoutedFormat):
     def scratch(self, path: str) -> DeltaFormat:
         options = DeltaOptions(marked=self._options.marked)
         return DeltaFormat(self._pipeline, self._sessions, path, Routes(Mirror()), options)
+
+    def newest_commit(self, route: Route) -> str | None:
+        """By the log's directory. In an object store that would be a request, as asking the table is."""
+        if "://" in self._root:
+            return None
+        return newest_entry(table_path(self._root, route.stored))
 
     def progress(self) -> object:
         return job_progress(self._sessions.started, self._pipeline, self._sessions.reports)

@@ -60,6 +60,23 @@ def put_commit(
         raise ConcurrentModification(f"somebody else has committed version {version} of {location}") from error
 
 
+def newest_entry(location: str) -> str | None:
+    """Which file of the log is the newest entry of a table in a directory; None if there is none.
+
+    With what tells it from an entry of the same number that another table has there later.
+    """
+    log = f"{location}/_delta_log"
+    try:
+        with os.scandir(log) as files:
+            newest = max(
+                (one.name for one in files if one.name.endswith(".json") and one.name[0].isdigit()), default=""
+            )
+        found = os.stat(f"{log}/{newest}")  # noqa: PTH116  # of each of a thousand tables
+    except OSError:
+        return None
+    return f"{newest} {found.st_ino} {found.st_size} {found.st_mtime_ns}" if newest else None
+
+
 def _link(entry: Path, data: bytes) -> None:
     temporary = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
     try:
