@@ -57,6 +57,11 @@ def hit(name: str) -> None:
         action()
 
 
+def is_armed(name: str) -> bool:
+    """For whom finding the moment costs something."""
+    return name in _armed
+
+
 def arm(name: str, text: str) -> None:
     """Arm one failpoint with an action in the form above."""
     if name not in NAMES:

@@ -21,7 +21,7 @@ from lakefeed.errors import SparkSetupError
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
 from lakefeed.lake.spark.error import first_line, server_lost, session_lost
-from lakefeed.lake.spark.files import use_local_files
+from lakefeed.lake.spark.files import forget_sources, use_local_files
 from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
 
@@ -37,6 +37,14 @@ WITHOUT_CONNECT = "Set spark.master instead of spark.remote (in Python, give a c
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 """What the value of a rule's expression depends on beside the row."""
 
+_COMPILE_LATER = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000"
+)
+"""To HotSpot: let the compiler that optimizes wait for ten times as many calls of a method as by default. To plan a
+query takes thousands of methods, each called a few times: that compiler took a third of the processor time of the first
+hundreds of small windows (docs/decisions/0013-small-windows.md). What is called for each row gets there at once.
+"""
 _GIB = 1024**3
 _KEPT_LOGS = 10
 _building = threading.Lock()
@@ -226,12 +234,14 @@ def session_conf(
         "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:-UsePerfData {_COMPILE_LATER}",
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         # Spark's own rule, and the key of a REST catalog's secret: neither a UI nor an event log shows such values.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
         "spark.ui.showConsoleProgress": "false",
+        # pyspark would note the line of Python for each expression, by a dozen calls into the JVM.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # What a UI would show is kept in memory even without one: a process that runs for months needs little of it.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
@@ -308,6 +318,7 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
     context = SparkContext(conf=conf, gateway=gateway)
     if str(context.master).startswith("local"):
         use_local_files(context)
+        forget_sources(context)
     return SparkSession(context)
 
 

@@ -48,6 +48,14 @@ def arrow_type(name: str) -> pa.DataType | None:
     return next((kind for kind, text in _SCALARS.items() if text == name), None)
 
 
+def spark_columns(schema: pa.Schema) -> str:
+    """Columns as Spark SQL writes them, all nullable: a reader of files takes them in one call into the JVM."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    return ", ".join(f"{quoted(column.name)} {column.dataType.simpleString()}" for column in columns)
+
+
 def text_literal(value: str) -> str:
     """A text in Spark SQL: through hexadecimal, so that no quoting rule of any Spark setting can change it.
 
