@@ -19,7 +19,7 @@ from lakefeed.change.segment import Window
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import Extent, MarkRows, RewriteRows, TableStore
 from lakefeed.lake.vector import ROW, observed
-from lakefeed.lake.window import KeyBounds, RuledWindow, read_segments
+from lakefeed.lake.window import RuledWindow, read_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ _MOST_MARKED_BYTES = 32 << 20
 
 
 def small_step(
-    session: SparkSession, window: Window, store: TableStore, extent: Extent, bounds: KeyBounds | None
+    session: SparkSession, window: Window, store: TableStore, extent: Extent
 ) -> RewriteRows | MarkRows | None:
     """The touched files again, with the window's changes, as one file; or its rows marked, and one file with the new.
 
@@ -75,10 +75,11 @@ def small_step(
         f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
         for column in window.target.key_columns
     )
-    within = bounds.condition("t") if bounds is not None else None
+    # Without the bounds of the window's keys: Spark writes them into the code that it generates, so that it would compile
+    # it again for each window, which takes longer than to read the keys of a table this small.
     gone = session.sql(
         f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
-            FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED} t WHERE {within or "true"}) t
+            FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED}) t
             LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
     )
     # Of the rows that go none comes through, which Spark does not know: the number of a row is never negative.

@@ -94,7 +94,7 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
         bounds = key_bounds(window)
         extent = store.extent(key[0], bounds)
         if own == NOTHING_OWN and extent is not None:
-            small = small_step(session, window, store, extent, bounds)
+            small = small_step(session, window, store, extent)
             if small is not None:
                 return small
     changes = window_changes(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from lakefeed.failpoint import hit, is_armed
+from lakefeed.failpoint import ARMED, hit
 from lakefeed.lake.spark.driver import Driver
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     thread.start()
     try:
         # Spark is asked for its jobs only where that is to be known: each time costs a few calls into the JVM.
-        while is_armed(failpoint) and not ended.wait(_POLL_SECONDS):
+        while failpoint in ARMED and not ended.wait(_POLL_SECONDS):
             if job.has_begun:
                 hit(failpoint)
                 break
