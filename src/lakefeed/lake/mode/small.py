@@ -75,8 +75,8 @@ def small_step(
         f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
         for column in window.target.key_columns
     )
-    # Without the bounds of the window's keys: Spark writes them into the code that it generates, so that it would compile
-    # it again for each window, which takes longer than to read the keys of a table this small.
+    # Without the bounds of the window's keys: Spark writes them into the code that it generates, which it would compile
+    # again for each window. To read all keys of a table this small is quicker.
     gone = session.sql(
         f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
             FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED}) t
