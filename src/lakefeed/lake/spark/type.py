@@ -53,7 +53,9 @@ def spark_columns(schema: pa.Schema) -> str:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    return ", ".join(f"{quoted(column.name)} {column.dataType.simpleString()}" for column in columns)
+    # Which of its two kinds ``timestamp`` alone is depends on the session.
+    kinds = [re.sub(r"\btimestamp\b", "timestamp_ltz", column.dataType.simpleString()) for column in columns]
+    return ", ".join(f"{quoted(column.name)} {kind}" for column, kind in zip(columns, kinds, strict=True))
 
 
 def text_literal(value: str) -> str:
