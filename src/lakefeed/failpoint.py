@@ -47,12 +47,13 @@ class FailpointError(LakefeedError):
 
 
 Action = Callable[[], None]
-_armed: dict[str, Action] = {}
+ARMED: dict[str, Action] = {}
+"""Changed by ``arm`` and ``disarm`` alone; asked by whom it costs something to find the moment for a ``hit``."""
 
 
 def hit(name: str) -> None:
     """Run the action armed under ``name``, if any."""
-    action = _armed.get(name)
+    action = ARMED.get(name)
     if action is not None:
         action()
 
@@ -81,11 +82,11 @@ def arm(name: str, text: str) -> None:
         else:
             raise FailpointError(f"failpoint {name}")
 
-    _armed[name] = act
+    ARMED[name] = act
 
 
 def disarm(name: str) -> None:
-    _armed.pop(name, None)
+    ARMED.pop(name, None)
 
 
 @contextmanager

@@ -173,6 +173,15 @@ def test_local_files_get_their_permissions_without_a_program_for_each(spark: Spa
     assert spark.read.parquet(str(tmp_path / "out")).count() == 3
 
 
+@pytest.mark.spark
+def test_hadoops_configuration_travels_without_the_names_of_its_files(spark: SparkSession) -> None:
+    session: Any = spark._jsparkSession
+    travels = session.sessionState().newHadoopConf()
+    for name in ("io.file.buffer.size", "mapreduce.job.ubertask.enable"):
+        assert travels.get(name) is not None
+        assert travels.getPropertySources(name) is None
+
+
 def test_logs_of_old_sessions_go_although_another_process_removes_them_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

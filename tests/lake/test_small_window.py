@@ -83,3 +83,33 @@ def test_random_changes_by_one_job_each_are_what_the_source_has(
         pipeline.sync_once()
         assert in_lake() == in_source()
     database.close()
+
+
+@pytest.mark.parametrize(("kind", "most"), [("files", 60), ("iceberg", 200)])
+def test_a_small_window_makes_few_calls_into_the_jvm(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
+) -> None:
+    """Each is a round trip between two processes, of which a window had hundreds."""
+    from py4j.clientserver import ClientServerConnection
+
+    calls: list[str] = []
+    send = ClientServerConnection.send_command
+
+    def counted(connection: ClientServerConnection, command: str) -> str:
+        if not command.startswith("m"):  # what tells the JVM that an object is not needed any more comes at any time
+            calls.append(command)
+        return str(send(connection, command))
+
+    database = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    database.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT, v REAL)")
+    database.executemany("INSERT INTO t VALUES (?, 'x', 0.5)", [(number,) for number in range(50)])
+    lake = Iceberg(spark, tmp_path / "lake") if kind == "iceberg" else Delta(spark, tmp_path / "lake")
+    with Pipeline(Sqlite(tmp_path / "s.db"), lake, name="p") as pipeline:
+        pipeline.sync_once()
+        database.execute("UPDATE t SET v = 1.5 WHERE a < 10")
+        pipeline.sync_once()  # makes the table's session
+        database.execute("UPDATE t SET v = 2.5 WHERE a < 10")
+        monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+        pipeline.sync_once()
+    database.close()
+    assert len(calls) <= most

@@ -61,7 +61,7 @@ def observed(gone: DataFrame) -> tuple[DataFrame, Observation]:
     from pyspark.sql import functions as F  # noqa: N812
 
     report = Observation()
-    return gone.observe(report, F.collect_list(F.struct(FILE, ROW)).alias(ROW)), report
+    return gone.observe(report, F.expr(f"collect_list(struct({FILE}, {ROW})) AS {ROW}")), report
 
 
 def located_and_written(

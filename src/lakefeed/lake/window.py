@@ -29,7 +29,7 @@ from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.location import filesystem, spark_options, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
-from lakefeed.lake.spark.type import quoted, text_literal
+from lakefeed.lake.spark.type import quoted, spark_columns, text_literal
 from lakefeed.storage.copies import copied_from, original_of
 
 if TYPE_CHECKING:
@@ -126,11 +126,8 @@ def read_segments(
 
     Gives Spark the schema, so that it opens no file to infer it.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     own = [pa.field(column.name, column.type) for column in schema.columns]  # nullable: a delete has only the key
     added = [pa.field(name, _METADATA[name]) for name in metadata]
-    columns = from_arrow_schema(pa.schema([*own, *added]), prefer_timestamp_ntz=True)
     paths = [one.path for one in segments]
     originals = [original_of(path) for path in paths] if copied_from else []
     if any(originals) and not str(session.conf.get("spark.master", "local")).startswith("local"):
@@ -138,7 +135,9 @@ def read_segments(
         paths = [original or path for original, path in zip(originals, paths, strict=True)]
         for name, value in spark_options(next(filter(None, originals))).items():
             session.conf.set(name, value)
-    return session.read.schema(columns).parquet(*(spark_path(path, as_glob=True) for path in paths))
+    return session.read.schema(spark_columns(pa.schema([*own, *added]))).parquet(
+        *(spark_path(path, as_glob=True) for path in paths)
+    )
 
 
 def _carried(name: str | None) -> SparkColumn:

@@ -65,7 +65,7 @@ from lakefeed.lake.route import Part, Route, Rule
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.error import ConcurrentModification
-from lakefeed.lake.spark.type import lake_arrow, quoted, spark_type
+from lakefeed.lake.spark.type import lake_arrow, quoted, spark_columns, spark_type
 from lakefeed.lake.store import (
     AppendRows,
     Extent,
@@ -284,7 +284,7 @@ class DeltaStore:
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
         """The rows of some of the table's files, with the table's columns: older files may lack the newer ones."""
-        return session.read.schema(self._columns).parquet(
+        return session.read.schema(spark_columns(self._arrow)).parquet(
             *(spark_path(f"{self.location}/{path}", as_glob=True) for path in old.files)
         )
 
@@ -293,11 +293,15 @@ class DeltaStore:
         """The table's columns, as Spark's types."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
+        return from_arrow_schema(self._arrow, prefer_timestamp_ntz=True)
+
+    @property
+    def _arrow(self) -> pa.Schema:
         with self._lock:
             if self._table is None:
                 raise LakeError(f"the table at {self._uri} is gone")
             described: Any = self._table.schema().to_arrow()  # another library's schema, by the Arrow C interface
-        return from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
+        return pa.schema(described)
 
     def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:
         return located_files(session, self._columns, self.location, old.files, columns)

@@ -302,18 +302,16 @@ class Marking:
 
     def write(self, rows: DataFrame) -> list[Any]:
         """Write the rows as data files of the table. No commit names them yet."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         group = uuid.uuid4().hex
         cache, written = _iceberg(self._jvm, "spark.SparkTableCache").get(), []
         coordinator = _iceberg(self._jvm, "spark.FileRewriteCoordinator").get()
         cache.add(group, self._table)
         try:
             # NULL: the commit assigns each row's id and sequence number.
-            lineage = (F.lit(None).cast("long").alias(name) for name in _LINEAGE)
-            writer = rows.select("*", *lineage).writeTo(f"{HANDED_OVER}.`{group}`")
+            lineage = (f"CAST(NULL AS BIGINT) AS {name}" for name in _LINEAGE)
+            writer = rows.selectExpr("*", *lineage).writeTo(f"{HANDED_OVER}.`{group}`")
             writer.option("use-table-distribution-and-ordering", "false").append()
-            written = list(coordinator.fetchNewFiles(self._table, group))
+            written = list(_each(coordinator.fetchNewFiles(self._table, group)))
         finally:
             cache.remove(group)
             coordinator.clearRewrite(self._table, group)
@@ -497,7 +495,7 @@ def _iceberg(jvm: Any, name: str) -> Any:
 
 
 def _each(planned: Any) -> Iterator[Any]:
-    """The items of a Java iterable that is no collection."""
+    """The items of a Java iterable. Py4J's own iteration ends with an error, which pyspark examines by dozens of calls."""
     iterator = planned.iterator()
     while iterator.hasNext():
         yield iterator.next()

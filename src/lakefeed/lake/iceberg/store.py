@@ -320,10 +320,7 @@ class IcebergStore:
 
     def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:  # noqa: ARG002
         """By Iceberg's own reader, which leaves out marked rows. The commit checks that it has read ``old``."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        where = (F.col("_file").alias(FILE), F.col("_pos").alias(ROW))
-        return self.read(session).select(*map(quoted, columns), *where)
+        return self.read(session).selectExpr(*map(quoted, columns), f"_file AS {FILE}", f"_pos AS {ROW}")
 
     def live(self, found: DataFrame, old: Replaceable, count: int) -> DataFrame:  # noqa: ARG002  # the seam's
         return found.localCheckpoint()

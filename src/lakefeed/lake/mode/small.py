@@ -18,7 +18,7 @@ from lakefeed.change.segment import Window
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import Extent, MarkRows, RewriteRows, TableStore
 from lakefeed.lake.vector import ROW, observed
-from lakefeed.lake.window import KeyBounds, RuledWindow, read_segments
+from lakefeed.lake.window import RuledWindow, read_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ _MOST_MARKED_BYTES = 32 << 20
 
 
 def small_step(
-    session: SparkSession, window: Window, store: TableStore, extent: Extent, bounds: KeyBounds | None
+    session: SparkSession, window: Window, store: TableStore, extent: Extent
 ) -> RewriteRows | MarkRows | None:
     """Rewrite the touched files, with the window's changes, as one file; or mark the old rows and add one file.
 
@@ -75,10 +75,11 @@ def small_step(
         f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
         for column in window.target.key_columns
     )
-    within = bounds.condition("t") if bounds is not None else None
+    # Without the bounds of the window's keys: Spark writes them into the code that it generates, which it would compile
+    # again for each window. To read all keys of a table this small is quicker.
     gone = session.sql(
         f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
-            FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED} t WHERE {within or "true"}) t
+            FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED}) t
             LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
     )
     # No row passes this filter, because a row's number is never negative. Spark does not know that, and reads them all.

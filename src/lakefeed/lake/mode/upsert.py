@@ -95,7 +95,7 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: M
         bounds = key_bounds(window)
         extent = store.extent(key[0], bounds)
         if own == NO_MODE_COLUMNS and extent is not None:
-            small = small_step(session, window, store, extent, bounds)
+            small = small_step(session, window, store, extent)
             if small is not None:
                 return small
     changes = window_changes(

@@ -63,6 +63,8 @@ class _ClassicJob(Job):
         context, pool = self._session.sparkContext, self._session.conf.get(POOL, None)
         context.setJobGroup(self._id, self._name)
         context.setLocalProperty("spark.scheduler.pool", pool or "default")
+        for form in ("short", "long"):  # else Spark looks for it in a stack trace, for each of its objects
+            context.setLocalProperty(f"callSite.{form}", self._name)
 
     def __exit__(self, *error: object) -> None:
         """Nothing to undo: the job group belongs to the thread, which ends with the action."""

@@ -33,6 +33,10 @@ public class LocalFiles extends org.apache.hadoop.fs.LocalFileSystem {
 }
 """
 
+_WITH_DEFAULTS = tuple(f"org.apache.hadoop.{name}" for name in (
+    "mapred.JobConf", "yarn.conf.YarnConfiguration", "hdfs.HdfsConfiguration",
+))  # fmt: skip
+
 
 def use_local_files(context: SparkContext) -> bool:
     """Install the class, before Spark writes anything. False if the JVM lacks a part of this: then nothing changes."""
@@ -61,5 +65,28 @@ def use_local_files(context: SparkContext) -> bool:
         add.invoke(None, given)
     except Exception as error:  # noqa: BLE001  # whatever the reason, nothing has changed
         log.info("Hadoop sets permissions of local files by chmod: %s", error)
+        return False
+    return True
+
+
+def forget_sources(context: SparkContext) -> bool:
+    """Hadoop's configuration without the names of the files that its settings come from. Returns whether it is so.
+
+    It travels with each read and each write, and each of more than a thousand names, which nobody asks for, would be
+    compressed by itself: milliseconds of a small window each time.
+    """
+    jvm: Any = context._jvm
+    try:
+        hadoop = context._jsc.hadoopConfiguration()
+        # Each of these adds files of defaults when it is loaded, which would bring the names back.
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass("file", hadoop)
+        for name in _WITH_DEFAULTS:
+            jvm.java.lang.Class.forName(name)
+        hadoop.size()  # the files are read
+        names = jvm.java.lang.Class.forName("org.apache.hadoop.conf.Configuration").getDeclaredField("updatingResource")
+        names.setAccessible(True)
+        names.get(hadoop).clear()
+    except Exception as error:  # noqa: BLE001  # whatever it is, nothing has changed
+        log.info("Hadoop's configuration travels with the names of its files: %s", error)
         return False
     return True

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from lakefeed.failpoint import hit
+from lakefeed.failpoint import ARMED, hit
 from lakefeed.lake.spark.driver import Driver
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
 
     thread = InheritableThread(target=work, session=session, daemon=True)
     thread.start()
-    seen = False
     try:
-        while not ended.wait(_POLL_SECONDS):
-            if not seen and job.has_begun:
-                seen = True
+        # Spark is asked for its jobs only where that is to be known: each time costs a few calls into the JVM.
+        while failpoint in ARMED and not ended.wait(_POLL_SECONDS):
+            if job.has_begun:
                 hit(failpoint)
+                break
+        ended.wait()
     except BaseException:
         job.cancel()
         ended.wait()

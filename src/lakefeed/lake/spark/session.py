@@ -21,7 +21,7 @@ from lakefeed.errors import CommitFailedError, SparkSetupError
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
 from lakefeed.lake.spark.error import first_line, server_lost, session_lost
-from lakefeed.lake.spark.files import use_local_files
+from lakefeed.lake.spark.files import forget_sources, use_local_files
 from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
 from lakefeed.lake.spark.progress import Reports
@@ -35,6 +35,14 @@ SPARK_VERSION = "4.1"
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
 """The settings that can change the value of a rule's expression."""
 
+_COMPILE_LATER = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000"
+)
+"""To HotSpot: let the compiler that optimizes wait for ten times as many calls of a method as by default. To plan a
+query takes thousands of methods, each called a few times: that compiler took a third of the processor time of the first
+hundreds of small windows (docs/decisions/0013-small-windows.md). What is called for each row gets there at once.
+"""
 _GIB = 1024**3
 _KEPT_LOGS = 10
 _building = threading.Lock()
@@ -234,12 +242,14 @@ def session_conf(
         "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:-UsePerfData {_COMPILE_LATER}",
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         # Spark's own pattern, and the keys of a REST catalog's secrets: UI and event log do not show their values.
         "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
         "spark.ui.showConsoleProgress": "false",
+        # pyspark would note the line of Python for each expression, by a dozen calls into the JVM.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # Even without a UI Spark keeps in memory what it would show. Keep little: the process runs for months.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
@@ -316,6 +326,7 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
     context = SparkContext(conf=conf, gateway=gateway)
     if str(context.master).startswith("local"):
         use_local_files(context)
+        forget_sources(context)
     return SparkSession(context)
 
 

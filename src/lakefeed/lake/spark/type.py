@@ -48,6 +48,16 @@ def arrow_type(name: str) -> pa.DataType | None:
     return next((kind for kind, text in _SCALARS.items() if text == name), None)
 
 
+def spark_columns(schema: pa.Schema) -> str:
+    """Columns as Spark SQL writes them, all nullable: a reader of files takes them in one call into the JVM."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    # Which of its two kinds ``timestamp`` alone is depends on the session.
+    kinds = [re.sub(r"\btimestamp\b", "timestamp_ltz", column.dataType.simpleString()) for column in columns]
+    return ", ".join(f"{quoted(column.name)} {kind}" for column, kind in zip(columns, kinds, strict=True))
+
+
 def text_literal(value: str) -> str:
     """A text in Spark SQL, in hexadecimal, so that no Spark setting can change how it is quoted.
 
