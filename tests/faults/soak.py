@@ -89,16 +89,22 @@ def _threads(pid: int) -> Counter[str]:
     return names
 
 
-_USED = re.compile(r"(ParOldGen|PSYoungGen|Metaspace) .*?used (\d+)K")
+_USED = re.compile(r"(ParOldGen|Metaspace) .*?used (\d+)K")
 
 
 def _live(jvm: int) -> tuple[float, float]:
-    """MB of heap after a collection of all garbage, and of metaspace."""
+    """MB of heap after collections of all garbage, and of metaspace.
+
+    Two of them: what Spark keeps for an object (blocks, broadcasts) it lets go of after the first has taken that. What
+    is left is in the old generation; the young one has what came since.
+    """
     asked = ["jcmd", str(jvm)]
-    subprocess.run([*asked, "GC.run"], check=True, capture_output=True, timeout=60)
+    for _ in range(2):
+        subprocess.run([*asked, "GC.run"], check=True, capture_output=True, timeout=60)
+        time.sleep(2)
     heap = subprocess.run([*asked, "GC.heap_info"], check=True, capture_output=True, timeout=60, text=True).stdout
     used = {name: round(int(kib) * 1024 / 1e6, 1) for name, kib in _USED.findall(heap)}
-    return round(used["ParOldGen"] + used["PSYoungGen"], 1), used["Metaspace"]
+    return used["ParOldGen"], used["Metaspace"]
 
 
 def _count(folder: Path) -> int:
