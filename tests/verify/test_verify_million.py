@@ -98,6 +98,7 @@ def test_a_hundred_faults_in_a_million_rows_are_found_and_repaired(tmp_path: Pat
         repaired = time.monotonic() - started
         assert done.is_equal, done
         assert shop.compared("public.items").equal
+    connection.close()
     print(
         f"\n{rows:,} rows, {rate:,.0f} changes/s: {runs} runs without a fault, "
         f"each {min(took):.1f} to {max(took):.1f} s, "
