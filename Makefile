@@ -43,7 +43,7 @@ slow: setup ## Run the longer forms of the tests, which make test leaves out
 	$(BIN)/python -m pytest tests --ignore tests/cluster/test_connect.py -m slow -n 0
 
 trust: setup ## Find a hundred faults in a million rows under 2,000 changes/s, and none where there is none (ROWS=1000000 RUNS=20)
-	LAKEFEED_TRUST_ROWS=$(or $(ROWS),1000000) LAKEFEED_TRUST_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest tests/verify -m slow -n 0 -s
+	LAKEFEED_TRUST_ROWS=$(or $(ROWS),1000000) LAKEFEED_TRUST_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest tests/verify/test_verify_million.py -m slow -n 0 -s
 
 cluster: setup ## Run the tests that need a Spark cluster: a master and workers as processes of their own
 	$(BIN)/python -m pytest tests/cluster --ignore-glob 'tests/cluster/test_connect*.py' -m slow -n 0

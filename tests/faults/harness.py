@@ -12,9 +12,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -25,7 +26,7 @@ from tests.faults.world import WORLDS, World
 
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.errors import LakefeedError
-from lakefeed.flow import retry, run_loop
+from lakefeed.flow import lake_side, retry, run_loop
 from lakefeed.testing.server.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
@@ -35,8 +36,13 @@ SILENCE_SECONDS = 2.0
 """Instead of 30: how long a server may be silent. So a connection that is half-open is noticed within the fault."""
 PAUSE_SECONDS = (0.05, 0.5)
 """Instead of 0.5 and 30, or 1 and 60: the first and the longest pause before what failed is tried again."""
-MOST_JOINED = 16
+MOST_JOINED = 48
 """How many faults there may be between two comparisons."""
+FIRST_TIMES = 5.0
+"""How many times as likely a kind is that this world has not drawn yet."""
+FAULTS_OF_A_WORLD = 600
+"""Then a new database and a new lake have their turn: comparing all rows would take longer and longer."""
+COMPARED = "waiting until lake and source are equal"
 MOST_FINDINGS = 5
 """Of one source and format; then the next ones have their turn."""
 
@@ -48,6 +54,8 @@ class Result:
     survived: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by kind of fault, and those until lake and source were equal again."""
 
     def __str__(self) -> str:
         columns = sorted({(source, lake) for _, source, lake in self.survived})
@@ -59,6 +67,10 @@ class Result:
                 lines.append(f"| {name} | " + " | ".join(str(count or "") for count in counts) + " |")
         sums = [sum(n for (_, *of), n in self.survived.items() if tuple(of) == one) for one in columns]
         lines.append("| **all** | " + " | ".join(map(str, sums)) + " |")
+        most = ", ".join(
+            f"{name} {seconds:.0f}" for name, seconds in sorted(self.spent.items(), key=itemgetter(1))[:-12:-1]
+        )
+        lines.append(f"seconds of {most}")
         lines.append(f"{self.survived.total()} faults survived in {self.seconds:.0f} s, {len(self.findings)} findings")
         return "\n".join([*lines, *self.findings])
 
@@ -76,15 +88,21 @@ def run(
     if (difference := world.wait_equal()) is not None:
         result.findings.append(f"{where}: before any fault: {difference}")
         return
-    done = 0
+    done, drawn = 0, set[str]()
+
+    def draw(among: Sequence[Kind]) -> Kind:
+        weights = [one.weight * (1.0 if one.name in drawn else FIRST_TIMES) for one in among]
+        kind = draws.choices(among, weights)[0]
+        drawn.add(kind.name)
+        return kind
+
     while time.monotonic() < until and done < most:
-        volley = [draws.choices(mine, [one.weight for one in mine])[0]]
+        volley = [draw(mine)]
         if volley[0].joins:
-            more = min(most - done - 1, draws.randrange(MOST_JOINED))
-            volley += draws.choices(joining, [one.weight for one in joining], k=more)
+            volley += [draw(joining) for _ in range(min(most - done - 1, draws.randrange(MOST_JOINED)))]
         survived, difference = Counter[tuple[str, str, str]](), None
         for index, kind in enumerate(volley):
-            done += 1
+            done, began = done + 1, time.monotonic()
             try:
                 world.write(chance, chance.randrange(1, 10))
                 survived[kind.name, world.source, world.format] += kind.act(world, chance)
@@ -92,12 +110,14 @@ def run(
             except Exception as error:  # noqa: BLE001  # a finding, with where it came from
                 traceback.print_exc()
                 difference = f"{type(error).__name__}: {error}"
+            result.spent[kind.name] += time.monotonic() - began
             if difference is not None:
                 break
-        names = " + ".join(one.name for one in volley)
+        names, began = " + ".join(one.name for one in volley[: index + 1]), time.monotonic()
         if difference is None:
             world.write(chance, chance.randrange(1, 10))
             difference = _settled(world, stops=any(kind.stops for kind in volley))
+        result.spent[COMPARED] += time.monotonic() - began
         if difference is not None:
             result.findings.append(f"{where}, fault {done}, {names}: {difference}")
             return
@@ -128,7 +148,7 @@ def _settled(world: World, *, stops: bool) -> str | None:
 
 @contextlib.contextmanager
 def short_pauses() -> Iterator[None]:
-    """Nobody waits long: a fault a second would otherwise be a pipeline that pauses."""
+    """Nobody waits long, or there would be a fault in ten seconds; and few change sets are kept, so that trims come."""
     known = dict(BackgroundReader.__init__.__kwdefaults__ or {})
     first, longest = PAUSE_SECONDS
     BackgroundReader.__init__.__kwdefaults__ = {**known, "silence_seconds": SILENCE_SECONDS}
@@ -136,6 +156,7 @@ def short_pauses() -> Iterator[None]:
         with (
             mock.patch.multiple(run_loop, _FIRST_PAUSE_SECONDS=first, _LONGEST_PAUSE_SECONDS=longest),
             mock.patch.multiple(retry, FIRST_PAUSE_SECONDS=first, LONGEST_PAUSE_SECONDS=longest),
+            mock.patch.object(lake_side, "TRIM_EVERY", 2),
         ):
             yield
     finally:
@@ -178,16 +199,18 @@ def main(arguments: Sequence[str]) -> int:
         stack.callback(spark.stop)
         for number, (source, lake) in enumerate(worlds):
             over = time.monotonic() + (given.seconds - (time.monotonic() - began)) / (len(worlds) - number)
-            for attempt in range(MOST_FINDINGS):  # a finding ends a world: the rest of the time has another one
+            attempt, most = 0, len(result.findings) + MOST_FINDINGS
+            while time.monotonic() < over and len(result.findings) < most:  # a finding ends a world: then another one
                 world = WORLDS[source](Path(tempfile.mkdtemp(prefix="lakefeed-faults-")), lake, spark)
                 world.cluster = cluster
                 try:
-                    run(world, kinds, seed + number + 1000 * attempt, result, seconds=over - time.monotonic())
+                    drawn = seed + number + 1000 * attempt
+                    run(world, kinds, drawn, result, seconds=over - time.monotonic(), most=FAULTS_OF_A_WORLD)
                 finally:
                     world.close()
-                print(f"{source} → {lake}: {result.survived.total()} survived so far", flush=True)
-                if time.monotonic() > over:
-                    break
+                attempt += 1
+                result.seconds = time.monotonic() - began
+                print(f"{result}\n", flush=True)
     result.seconds = time.monotonic() - began
     print(result)
     return bool(result.findings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.faults.fault import KINDS
@@ -48,8 +49,14 @@ def test_the_same_for_every_source_and_format(source: str, lake: str, spark: Spa
 
 
 def test_a_sample_that_grows_is_told_from_one_that_does_not() -> None:
+    def sample(seconds: float, **other: float) -> Sample:
+        usual: dict[str, Any] = {field.name: 60 for field in fields(Sample)} | {"seconds": seconds}
+        return Sample(**usual | other)
+
     def samples(step: float) -> list[Sample]:
-        return [Sample(at, 300 + step * at, 900, 60, 30, 90, 200, 1.0) for at in range(40)]
+        return [sample(at, python_mb=300 + step * at) for at in range(40)]
 
     assert growth(samples(0.1)) is None
     assert growth(samples(10)) == "python_mb has grown from 445.0 to 645.0"
+    assert growth([*samples(0), *samples(0), sample(80, file_readers=600)]) is not None
+    assert growth([*samples(0), *samples(0), sample(80, file_readers=500)]) is None

@@ -271,6 +271,25 @@ def test_what_is_recorded_survives_checkpoints_and_the_cleaning_of_the_log(world
     assert world.content() == dict.fromkeys(range(30), "0") | {n: str(n) for n in range(12)}
 
 
+def test_a_sync_reads_few_entries_of_the_log_because_commits_by_files_leave_checkpoints(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake reads all entries since the last checkpoint for it, each in a thread of its own."""
+    assert delta_store._CHECKPOINT_VERSIONS <= 20
+    monkeypatch.setattr(delta_store, "_CHECKPOINT_VERSIONS", 4)
+    restores = list[int]()
+    monkeypatch.setattr(delta_store, "newest_restore", lambda _path, version: restores.append(version))
+    for number in range(9):
+        world.apply(("update", world.row(number, str(number + 1))))
+    log = Path(world.table.location, "_delta_log")
+    newest = max(int(path.name[:20]) for path in log.glob("*.json"))
+    checkpoints = [int(path.name[:20]) for path in log.glob("*.checkpoint.parquet")]
+    assert newest - max(checkpoints) < 4
+    assert newest not in restores  # a commit of our own restores nothing, with a checkpoint behind it or without
+    assert not set(checkpoints) & set(restores)
+    assert world.content() == dict.fromkeys(range(30), "0") | {n: str(n + 1) for n in range(9)}
+
+
 def test_versions_of_rows_are_exchanged_file_by_file_too(spark: SparkSession, tmp_path: Path) -> None:
     world = World(spark, tmp_path, Temporal())
     before = world.files

@@ -143,6 +143,13 @@ def test_a_built_session_is_quiet_on_loopback_and_uses_this_interpreter(spark: S
 
 
 @pytest.mark.spark
+def test_a_built_session_does_not_remember_the_files_of_every_window(spark: SparkSession) -> None:
+    """Spark's own cache has 250 MB of them, each reader's apart, so that nobody ever finds one there again."""
+    jvm: Any = spark._jvm
+    cache = jvm.org.apache.spark.sql.execution.datasources.FileStatusCache.getOrCreate(spark._jsparkSession)
+    assert "NoopCache" in cache.getClass().getName()
+
+
 def test_a_session_without_delta_is_refused_with_the_settings_to_add(spark: SparkSession) -> None:
     other = spark.newSession()
     other.conf.set("spark.sql.catalog.spark_catalog", "org.example.Other")

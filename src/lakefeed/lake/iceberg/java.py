@@ -495,7 +495,7 @@ def _iceberg(jvm: Any, name: str) -> Any:
 
 
 def _each(planned: Any) -> Iterator[Any]:
-    """The items of a Java iterable. Py4J's own iteration ends with an error, which pyspark examines by dozens of calls."""
+    """The items of a Java iterable. Py4J's own iteration ends with an error: pyspark examines it by dozens of calls."""
     iterator = planned.iterator()
     while iterator.hasNext():
         yield iterator.next()

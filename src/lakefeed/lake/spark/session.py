@@ -267,6 +267,8 @@ def session_conf(
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "2000",
         # Keep generated code: each table has a dozen pieces, and compiling one takes longer than running it.
         "spark.sql.codegen.cache.maxEntries": "2000",
+        # Listed files are remembered, 250 MB of them; those of a window are read once.
+        "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
         "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
         **_format_settings(formats),
     }
