@@ -372,6 +372,8 @@ class DeltaStore:
                 table.update_incremental()
                 if table.version() == before + 1:  # else others have committed after ours
                     self._own_version = table.version()
+                if (before + 1) % _CHECKPOINT_VERSIONS == 0:
+                    table.create_checkpoint()
                 return self._done(stamp) or self._lost(stamp)
         whole = completed(step, self._columns.names) if self.part is not None else step
         with self._stamped(session, stamp):
@@ -397,7 +399,7 @@ class DeltaStore:
         from deltalake.exceptions import CommitFailedError as Refused
         from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-        now, version = int(time.time() * 1000), table.version() + 1
+        now = int(time.time() * 1000)
         added = [AddAction(one.name, one.bytes, {}, one.written_ms, True, one.statistics) for one in written]
         removed = [RemoveAction(path, True, now) for path in step.old.files] if isinstance(step, RewriteRows) else []
         properties = CommitProperties(
@@ -409,7 +411,6 @@ class DeltaStore:
             table.create_write_transaction([*added, *removed], "append", table.schema(), commit_properties=properties)
         except Refused as error:
             raise ConcurrentModification(str(error)) from error
-        self._checkpoint(table, version)
 
     def _commit_marks(
         self, table: DeltaTable, step: Step, found: Mapping[str, BitMap], written: Sequence[DataFile], stamp: Stamp
@@ -430,14 +431,7 @@ class DeltaStore:
         self, table: DeltaTable, actions: Sequence[Mapping[str, Any]], recorded: Mapping[str, int], stamp: Stamp
     ) -> None:
         """Write the table's next version into its log, without Spark."""
-        version = table.version() + 1
-        put_commit(self.location, version, actions, recorded, json.dumps(stamp.metadata))
-        self._checkpoint(table, version)
-
-    def _checkpoint(self, table: DeltaTable, version: int) -> None:
-        if version % _CHECKPOINT_VERSIONS == 0:
-            table.update_incremental()
-            table.create_checkpoint()
+        put_commit(self.location, table.version() + 1, actions, recorded, json.dumps(stamp.metadata))
 
     def _done(self, stamp: Stamp, *, fresh: bool = False) -> Applied | None:
         """What the table records, if it has the stamp's change set; else None.
