@@ -73,6 +73,15 @@ def test_an_idle_sync_starts_no_spark_job_and_no_java(spark: SparkSession, tmp_p
     assert by_target["`lakefeed sync` and `status` with nothing new: no JVM"].met
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["thousand", "thousand_sqlite", "idle_run"])
+def test_a_benchmark_without_a_peer_runs(name: str, tmp_path: Path) -> None:
+    report = CASES[name].run(Bench(tmp_path, quick=True))
+    assert report.what
+    assert all(value >= 0 for measure in report.measures for value in measure.values)
+    assert all(verdict.met for verdict in report.verdicts)
+
+
 def _check(report: Report) -> None:
     assert report.what
     assert any(measure.ours for measure in report.measures)
