@@ -19,7 +19,7 @@ from lakefeed.lake.delta import Delta
 from lakefeed.lake.delta import copy as delta_copy
 from lakefeed.lake.delta import store as delta_store
 from lakefeed.lake.delta.feature import features_of
-from lakefeed.lake.delta.store import write_files
+from lakefeed.lake.delta.store import DeltaStore
 from lakefeed.lake.loader import written_chunks
 from lakefeed.lake.mode import Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
@@ -128,14 +128,16 @@ def test_b06_a_commit_that_came_between_reading_and_writing_makes_it_read_again(
     """Somebody packs the table's files while ours are being written: theirs stand, ours are written again."""
     tries: list[int] = []
 
-    def beside(rows: Any, root: str) -> Any:
-        written = write_files(rows, root)
+    write = DeltaStore._write
+
+    def beside(store: DeltaStore, rows: Any) -> Any:
+        written = write(store, rows)
         tries.append(1)
         if len(tries) == 1:
             world.delta.optimize.compact()
         return written
 
-    monkeypatch.setattr(delta_store, "write_files", beside)
+    monkeypatch.setattr(DeltaStore, "_write", beside)
     world.apply(("update", world.row(12, "1")), ("delete", {"id": 15}))
     assert len(tries) == 2
     expected = dict.fromkeys(range(30), "0") | {12: "1"}
@@ -167,7 +169,7 @@ def test_b03_two_processes_with_one_pipeline_commit_a_change_set_once(
     world = World(spark, tmp_path, mode)
     world.log.add(batch(world.schema, [("insert", world.row(n, "1")) for n in (40, 41)]))
     other = world.other_process()
-    calls = between(monkeypatch, delta_store, "write_files", lambda: other.apply(world.window(0, 1), 1))
+    calls = between(monkeypatch, DeltaStore, "_write", lambda: other.apply(world.window(0, 1), 1))
     world.table.apply(world.window(0, 1), 1)
     assert len(calls) == 2, "the two have not met"
     assert world.keys() == [*range(30), 40, 41]
@@ -183,7 +185,7 @@ def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_fr
     for key in (40, 41):
         world.log.add(batch(world.schema, [("insert", world.row(key, "1"))]))
     other = world.other_process()
-    between(monkeypatch, delta_store, "write_files", lambda: other.apply(world.window(0, 1), 1))
+    between(monkeypatch, DeltaStore, "_write", lambda: other.apply(world.window(0, 1), 1))
     with pytest.raises(CommitFailedError, match=r"another process has brought .* to change set 1"):
         world.table.apply(world.window(0, 2), 1)
     world.table.apply(world.window(1, 2), 1)
@@ -196,7 +198,7 @@ def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: py
     world.log.add(batch(world.schema, [("insert", world.row(40, "1"))]))
     other = world.other_process()
     copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=[])
-    between(monkeypatch, delta_store, "write_files", lambda: other.load(copy, lambda _: None))
+    between(monkeypatch, DeltaStore, "_write", lambda: other.load(copy, lambda _: None))
     with pytest.raises(CommitFailedError, match="is not of generation 1 any more"):
         world.table.apply(world.window(0, 1), 1)
     assert world.keys() == []
@@ -204,7 +206,7 @@ def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: py
 
 def test_b06_an_append_beside_a_strangers_commit_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between our reading of the log and our commit somebody packs the files."""
-    calls = between(monkeypatch, delta_store, "write_files", lambda: world.delta.optimize.compact())
+    calls = between(monkeypatch, DeltaStore, "_write", lambda: world.delta.optimize.compact())
     world.apply(("insert", world.row(40, "1")))
     assert len(calls) == 2
     assert world.keys() == [*range(30), 40]

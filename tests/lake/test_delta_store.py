@@ -16,7 +16,6 @@ from deltalake.exceptions import CommitFailedError as Refused
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
 from lakefeed.lake.base import Applied, TableCopy, TableVersion
-from lakefeed.lake.delta import store as delta_store
 from lakefeed.lake.delta.store import DeltaOptions, DeltaStore
 from lakefeed.lake.loader import DataFile, file_statistics
 from lakefeed.lake.mode import CurrentRows, Mirror
@@ -34,15 +33,16 @@ UNUSED: Any = None  # a session, a frame: what would be Spark's
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaStore:
     """A table of three rows. What Spark would write is a file with the row 7."""
 
-    def write(_: Any, root: str) -> list[DataFile]:
-        path = Path(root, f"part-{len(list(Path(root).glob('*.parquet')))}.parquet")
+    def write(store: DeltaStore, _: Any) -> list[DataFile]:
+        root = Path(store.location)
+        path = root / f"part-{len(list(root.glob('*.parquet')))}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": [7], "v": ["new"]}), path)
         footer: Any = pq.read_metadata(path)
         statistics = file_statistics(footer, footer.schema.to_arrow_schema())
         return [DataFile(path.name, 1, path.stat().st_size, statistics, 0)]
 
-    monkeypatch.setattr(delta_store, "write_files", write)
+    monkeypatch.setattr(DeltaStore, "_write", write)
     made = other(tmp_path)
     chunk = ListChunk.of(SCHEMA, [{"id": n, "v": "0"} for n in range(3)], read_at=1, marks=tmp_path)
     copy = TableCopy(schema=SCHEMA, generation=1, base=0, position=at(1), chunks=[chunk])

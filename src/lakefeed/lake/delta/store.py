@@ -393,7 +393,27 @@ class DeltaStore:
             return self._done(stamp, fresh=True) or self._lost(stamp)
 
     def _write(self, rows: DataFrame) -> list[DataFile]:
-        return write_files(rows, self.location)
+        """Write one file for each of the frame's partitions that has rows."""
+        place = f"{WRITTEN}{uuid.uuid4().hex}"
+        rows.write.options(**_WRITER).parquet(f"{spark_path(self.location)}/{place}")
+        files, directory = filesystem(f"{self.location}/{place}")
+        # On a disk, move the files up: a directory of each commit would stay, with a checksum file nobody removes.
+        moves = isinstance(files, fs.LocalFileSystem)
+        written: list[DataFile] = []
+        for info in files.get_file_info(fs.FileSelector(directory, recursive=False)):
+            if not info.base_name.endswith(".parquet"):
+                continue
+            footer = pq.read_metadata(info.path, filesystem=files)
+            if footer.num_rows == 0:
+                continue
+            if moves:
+                Path(info.path).rename(Path(self.location, info.base_name))
+            name = info.base_name if moves else f"{place}/{info.base_name}"
+            statistics = file_statistics(footer, footer.schema.to_arrow_schema())
+            written.append(DataFile(name, footer.num_rows, info.size, statistics, int(info.mtime_ns // 1_000_000)))
+        if moves:
+            shutil.rmtree(directory)
+        return written
 
     def _commit_files(self, table: DeltaTable, step: Step, written: Sequence[DataFile], stamp: Stamp) -> None:
         from deltalake.exceptions import CommitFailedError as Refused
@@ -629,27 +649,3 @@ def has_local_time(schema: TableSchema) -> bool:
     while any(map(pa.types.is_list, kinds)):
         kinds = [kind.value_type if pa.types.is_list(kind) else kind for kind in kinds]
     return _LOCAL_TIME in kinds
-
-
-def write_files(rows: DataFrame, root: str) -> list[DataFile]:
-    """Write one file for each of the frame's partitions that has rows."""
-    place = f"{WRITTEN}{uuid.uuid4().hex}"
-    rows.write.options(**_WRITER).parquet(f"{spark_path(root)}/{place}")
-    files, directory = filesystem(f"{root}/{place}")
-    # On a disk, move the files up: a directory for each commit would stay, with a checksum file that nobody removes.
-    moves = isinstance(files, fs.LocalFileSystem)
-    written: list[DataFile] = []
-    for info in files.get_file_info(fs.FileSelector(directory, recursive=False)):
-        if not info.base_name.endswith(".parquet"):
-            continue
-        footer = pq.read_metadata(info.path, filesystem=files)
-        if footer.num_rows == 0:
-            continue
-        if moves:
-            Path(info.path).rename(Path(root, info.base_name))
-        name = info.base_name if moves else f"{place}/{info.base_name}"
-        statistics = file_statistics(footer, footer.schema.to_arrow_schema())
-        written.append(DataFile(name, footer.num_rows, info.size, statistics, int(info.mtime_ns // 1_000_000)))
-    if moves:
-        shutil.rmtree(directory)
-    return written
