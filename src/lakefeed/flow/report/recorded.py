@@ -58,8 +58,8 @@ def load_recorded(root: Storage) -> dict[TableId, Recorded]:
 class RecordedFile:
     """Keeps the file of one pipeline up to date. Any thread; a call while another one is at work does nothing.
 
-    It begins with what the file says, so that a restart need not ask every table again. The tables take turns: an update
-    goes on behind the table at which the last one ended.
+    It begins with what the file says, so that a restart need not ask every table again. The tables take turns: an
+    update goes on behind the table at which the last one ended.
     """
 
     def __init__(self, root: Storage, tables: TableFormat) -> None:
