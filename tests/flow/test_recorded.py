@@ -295,16 +295,22 @@ def test_the_log_of_a_union_is_looked_at_once_for_all_its_parts(place: Path, mon
     assert stored == ["a"]
 
 
-def test_a_damaged_log_behind_an_untouched_entry_is_left_to_verify(place: Path) -> None:
+@pytest.mark.parametrize("lost", ["an entry", "a data file"])
+def test_damage_behind_an_untouched_entry_is_left_to_verify(place: Path, lost: str) -> None:
     """As docs/operations.md says."""
     file, states = opened(place)
     another_commit(place, "b")
     file.update(states, now=True)
     entry = place / f"lake/main/b/_delta_log/{0:020d}.json"
     assert not [*entry.parent.glob("*.parquet")], "readers begin with the first entry"
-    entry.write_text("{")
+    if lost == "an entry":
+        entry.write_text("{")
+    else:
+        next((place / "lake/main/b").glob("*.parquet")).unlink()
     assert asked(place)[1] == {"a": 2, "b": 3, "c": 2}
     config = place / "p.yaml"
     config.write_text("pipeline: p\nsource: {kind: sqlite, path: x.db}\nlake: {path: lake}\n")
     found = build_verification(load_config(config), "lakefeed sync").run(lambda _table: lambda _side, _rows: None)
-    assert [str(one.table) for _, one in found.tables if not one.equal] == ["main.b"]
+    (damaged,) = [one for _, one in found.tables if not one.equal]
+    assert str(damaged.table) == "main.b"
+    assert f"the table at {place}/lake/main/b cannot be read: " in damaged.differences[0]
