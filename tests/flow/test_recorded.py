@@ -281,6 +281,16 @@ def test_an_update_holds_up_no_report_no_watchdog_and_no_end(place: Path, monkey
     assert len(reports) > 10
 
 
+def test_a_table_that_is_gone_or_cannot_be_asked_leaves_the_file(place: Path) -> None:
+    file, states = opened(place)
+    (place / f"lake/main/b/_delta_log/{0:020d}.json").write_text("{")
+    file.update(states[1:], now=True)
+    assert kept(place) == ["c"]
+    shutil.rmtree(place / "lake/main/c")
+    file.update(states[1:], now=True)
+    assert kept(place) == []
+
+
 def test_the_log_of_a_union_is_looked_at_once_for_all_its_parts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, newest = list[str](), DeltaFormat.newest_commit
 
