@@ -80,7 +80,6 @@ class OpenPipeline:
         self._reported_at = 0.0
         self._reported_news: object = None
         self._hang_seconds = options.hang_seconds
-        self._recorded = RecordedFile(root, tables)
         self.turns = {"stream": 0, "copies": 0, "lake": 0}
         """What the threads of ``RunLoop`` count up each time they have got on: see ``watchdog``."""
         self._enrol_seconds = options.enrol_seconds
@@ -93,6 +92,7 @@ class OpenPipeline:
             kind = JournalFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalError
             raise kind(f"the pipeline's directory {root} cannot be written: {error.strerror or error}") from error
         try:
+            self._recorded = RecordedFile(root, tables)
             for folder in ("", "tables", "full-diff"):  # what a crash left half-written
                 root.below(folder).clean()
             states = self._states = TableStates(root)
@@ -221,9 +221,9 @@ class OpenPipeline:
         if is_complete:
             self.record(now=True)
 
-    def record(self, *, now: bool = False) -> None:
-        """For a `status` of another process: what the lake tables record. Any thread."""
-        self._recorded.update(self._states.all().values(), now=now)
+    def record(self, *, now: bool = False, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """For a `status` of another process: what the lake tables record, as in ``RecordedFile``. Any thread."""
+        self._recorded.update(self._states.all().values(), now=now, goes_on=goes_on)
 
     def _report(self, liveness: Liveness) -> None:
         self._reported_at, self._reported_news = time.monotonic(), self._news()
@@ -347,6 +347,11 @@ class RunLoop:
                     news.set()
                 over.wait(min(1.0, options.enrol_seconds))
 
+        def goes_on() -> bool:
+            opened.turns["lake"] += 1
+            opened.report()
+            return not over.is_set()
+
         def apply() -> None:
             # At once if there is something; the interval is the minimum between two syncs that had something to do.
             while not over.is_set():
@@ -355,7 +360,7 @@ class RunLoop:
                 news.clear()  # before the sync: what comes while it works is for the next one
                 result = opened.lake.sync()
                 opened.report()
-                opened.record()
+                opened.record(goes_on=goes_on)
                 if not result.tables:
                     news.wait(_TURN_SECONDS)
                     continue

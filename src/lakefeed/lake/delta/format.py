@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.delta.history import DeltaHistory, DeltaRows
-from lakefeed.lake.delta.log import newest_entry
+from lakefeed.lake.delta.log import NewestEntry
 from lakefeed.lake.delta.remote import StoreDelta
 from lakefeed.lake.delta.store import SESSION, DeltaOptions, DeltaStore
 from lakefeed.lake.formats import FORMATS
@@ -114,6 +114,7 @@ class DeltaFormat(RoutedFormat):
         self._lake = storage_at(root, options.storage)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
+        self._newest: dict[TableId, NewestEntry] = {}
         self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # by stored table: its parts commit one at a time
 
     def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
@@ -135,7 +136,9 @@ class DeltaFormat(RoutedFormat):
         """By the log's directory. In an object store that would be a request, as asking the table is."""
         if "://" in self._root:
             return None
-        return newest_entry(table_path(self._root, route.stored))
+        with self._lock:
+            newest = self._newest.setdefault(route.stored, NewestEntry(table_path(self._root, route.stored)))
+        return newest.ask()
 
     def progress(self) -> object:
         return job_progress(self._sessions.started, self._pipeline, self._sessions.reports)

@@ -21,6 +21,7 @@ from lakefeed.lake.base import TableVersion
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.history import LogCommit, exact_states, noted
 from lakefeed.lake.location import delta_uri, filesystem, spark_options, spark_path
+from lakefeed.lake.spark.error import first_line
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -175,8 +176,13 @@ class DeltaRows:
 
     def __init__(self, path: str, storage: Mapping[str, str] | None = None) -> None:
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
-        self._table = DeltaTable(delta_uri(path), storage_options=dict(storage or {}))
+        self._path = path
+        try:
+            self._table = DeltaTable(delta_uri(path), storage_options=dict(storage or {}))
+        except DeltaError as error:
+            raise self._damaged(error) from error
         described: Any = self._table.schema().to_arrow()  # another library's schema, by the Arrow C interface
         self.schema: pa.Schema = pa.schema(described)
 
@@ -187,7 +193,14 @@ class DeltaRows:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         from deltalake import QueryBuilder
+        from deltalake.exceptions import DeltaError
 
-        found: Any = QueryBuilder().register("t", self._table).execute("SELECT * FROM t")
-        for batch in pa.RecordBatchReader.from_stream(found):
-            yield batch.select(self.schema.names).cast(self.schema)
+        try:
+            found: Any = QueryBuilder().register("t", self._table).execute("SELECT * FROM t")
+            for batch in pa.RecordBatchReader.from_stream(found):
+                yield batch.select(self.schema.names).cast(self.schema)
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> LakeError:
+        return LakeError(f"the table at {self._path} cannot be read: {first_line(error)}")

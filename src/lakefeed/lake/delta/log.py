@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 Action = dict[str, Any]
 
+_ENTRY = re.compile(r"[0-9]{20}\.json")
+"""The name of an entry. Checkpoints, compacted entries and foreign files have others."""
+_COARSE_NANOSECONDS = 2_000_000_000
 _OF_REMOVED = ("path", "partitionValues", "size", "tags", "deletionVector")
 _IMPLIED = {1: (), 2: ("appendOnly", "invariants")}
 """The features that older protocol versions ask of writers. Later versions imply more; version 7 lists them by name."""
@@ -60,21 +64,39 @@ def put_commit(
         raise ConcurrentModification(f"somebody else has committed version {version} of {location}") from error
 
 
-def newest_entry(location: str) -> str | None:
-    """Which file of the log is the newest entry of a table in a directory; None if there is none.
+class NewestEntry:
+    """Tells which file of the log is the newest entry of a table in a directory. Any thread.
 
-    With what tells it from an entry of the same number that another table has there later.
+    A log has up to ten thousand files, and a new one changes the directory's time. So the directory is read again only
+    if its time has changed, or had changed less than two seconds before it was last read: clocks of file systems are
+    coarse, and a change right after that reading could leave the same time.
     """
-    log = f"{location}/_delta_log"
-    try:
-        with os.scandir(log) as files:
-            newest = max(
-                (one.name for one in files if one.name.endswith(".json") and one.name[0].isdigit()), default=""
-            )
-        found = os.stat(f"{log}/{newest}")  # noqa: PTH116  # of each of a thousand tables
-    except OSError:
-        return None
-    return f"{newest} {found.st_ino} {found.st_size} {found.st_mtime_ns}" if newest else None
+
+    def __init__(self, location: str) -> None:
+        self._log = f"{location}/_delta_log"
+        self._read: tuple[tuple[int, int], str] | None = None  # the directory's state, and its newest entry
+
+    def ask(self) -> str | None:
+        """Its name, with what tells it from an entry of the same number that another table has there later.
+
+        None if there is none.
+        """
+        try:
+            now, log = time.time_ns(), os.stat(self._log)  # noqa: PTH116  # of each of a thousand tables
+            state = log.st_ino, log.st_mtime_ns
+            read = self._read
+            if read is not None and read[0] == state:
+                newest = read[1]
+            else:
+                with os.scandir(self._log) as files:
+                    newest = max((one.name for one in files if _ENTRY.fullmatch(one.name)), default="")
+                self._read = (state, newest) if now - log.st_mtime_ns > _COARSE_NANOSECONDS else None
+            if not newest:
+                return None
+            found = os.stat(f"{self._log}/{newest}")  # noqa: PTH116
+        except OSError:
+            return None
+        return f"{newest} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
 
 def _link(entry: Path, data: bytes) -> None:
