@@ -323,6 +323,8 @@ class TestTable(Pair):
             found.apply(log.window(schema.table, 0, 1), 1)
         assert type(refused.value) is error
         assert found.applied(1) == Applied(number=0, schema_version=1, rows=2)
+        found.load(copy_of(wider, [{"id": Decimal(7), "v": "7"}], tmp_path, generation=2), lambda _: None)
+        assert [row["id"] for row in self.stored(tmp_path).scan().to_arrow().to_pylist()] == [Decimal(7)]
 
     def test_a_layout_is_the_tables_and_changes_with_a_new_copy(self, schema: TableSchema, tmp_path: Path) -> None:
         rule = Rule("t", layout=Layout(partition_by=("bucket(4, id)",), cluster_by=("v",)))
