@@ -19,16 +19,15 @@ class SparkScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no
     """As ``--dist loadfile``, but a process takes the files that suit it first. With nothing else left it takes any."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        number = int(node.gateway.id.removeprefix("gw")) + 1
-        wants_spark = number % WITHOUT_SPARK != 0
+        wants_spark = (self.nodes.index(node) + 1) % WITHOUT_SPARK != 0
         for name in self.workqueue:
-            if needs_spark(name) == wants_spark:
+            if needs_spark(self.config.rootpath / name) == wants_spark:
                 self.workqueue.move_to_end(name, last=False)
                 break
         super()._assign_work_unit(node)
 
 
-def needs_spark(name: str) -> bool:
+def needs_spark(file: Path) -> bool:
     """Whether a file of tests asks for the session of the test run, by its text: processes do not say."""
-    text = Path(name).read_text()
+    text = file.read_text()
     return "SparkSession" in text or "mark.spark" in text

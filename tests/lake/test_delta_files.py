@@ -292,6 +292,33 @@ def test_a_sync_reads_few_entries_of_the_log_because_commits_by_files_leave_chec
     assert world.content() == dict.fromkeys(range(30), "0") | {n: str(n + 1) for n in range(9)}
 
 
+def test_a_large_checkpoint_is_made_more_rarely_and_one_that_fails_leaves_the_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint has every file that was removed within a week: a table that changes all the time has many."""
+    monkeypatch.setattr(delta_store, "_CHECKPOINT_VERSIONS", 1)
+    log = Path(world.table.location, "_delta_log")
+
+    def checkpoints() -> int:
+        return len(list(log.glob("*.checkpoint.parquet")))
+
+    for number in range(2):
+        world.apply(("update", world.row(number, "1")))
+    assert checkpoints() == 2
+    monkeypatch.setattr(delta_store, "_LARGE_CHECKPOINT", 1)
+    world.apply(("update", world.row(2, "1")))
+    assert checkpoints() == 2
+
+    def refuse(_: DeltaTable) -> None:  # in place of a full disk
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(delta_store, "_LARGE_CHECKPOINT", 5_000)
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", refuse)
+    world.apply(("update", world.row(3, "1")))
+    assert "takes longer to read: no space left on device" in caplog.text
+    assert world.content() == dict.fromkeys(range(30), "0") | dict.fromkeys(range(4), "1")
+
+
 def test_versions_of_rows_are_exchanged_file_by_file_too(spark: SparkSession, tmp_path: Path) -> None:
     world = World(spark, tmp_path, Temporal())
     before = world.files

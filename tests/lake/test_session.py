@@ -203,3 +203,13 @@ def test_logs_of_old_sessions_go_although_another_process_removes_them_meanwhile
     left = [number for number, path in enumerate(kept) if path.exists()]
     assert left == [number for number in range(len(left) + 1) if number != 3], "the newest stay"
     assert len(left) < 39
+
+
+@pytest.mark.slow
+def test_spark_starts_where_the_machines_name_has_no_address() -> None:
+    """As in a container without an entry in /etc/hosts, or on a laptop behind a VPN."""
+    own = ["--uts"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--uts"]
+    program = "from lakefeed import spark_session; print(spark_session().range(3).count())"
+    script = f'hostname no-such-host-of-anyones && exec {sys.executable} -c "{program}"'
+    done = subprocess.run(["unshare", *own, "bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1:] == ["3"], done.stderr

@@ -19,6 +19,7 @@ them.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -87,6 +88,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+log = logging.getLogger(__name__)
+
 SESSION = {
     # A merge reads immutable files under a total order. It gets the same rows each time, so Delta need not store them
     # first.
@@ -106,6 +109,8 @@ _CHECKPOINT_VERSIONS = 20
 """Versions from one checkpoint of the log to the next. Each sync asks what a table records, and deltalake reads all
 entries since the last checkpoint for it, several times and each in a thread: 100 entries (its own default) take 20 ms
 of a sync, 20 take 7 ms; a checkpoint takes 5."""
+_LARGE_CHECKPOINT, _LARGE_CHECKPOINT_VERSIONS = 5_000, 100
+"""A checkpoint has every file, and for a week every file that was removed. From so many entries on make fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +378,7 @@ class DeltaStore:
                 if table.version() == before + 1:  # else others have committed after ours
                     self._own_version = table.version()
                 if (before + 1) % _CHECKPOINT_VERSIONS == 0:
-                    table.create_checkpoint()
+                    self._checkpoint(table, before + 1)
                 return self._done(stamp) or self._lost(stamp)
         whole = completed(step, self._columns.names) if self.part is not None else step
         with self._stamped(session, stamp):
@@ -452,6 +457,18 @@ class DeltaStore:
     ) -> None:
         """Write the table's next version into its log, without Spark."""
         put_commit(self.location, table.version() + 1, actions, recorded, json.dumps(stamp.metadata))
+
+    def _checkpoint(self, table: DeltaTable, version: int) -> None:
+        """A checkpoint only makes the log faster to read: the commit stands without it."""
+        try:
+            files, newest = filesystem(f"{self.location}/_delta_log/_last_checkpoint")
+            is_large = False
+            if files.get_file_info(newest).type is fs.FileType.File:
+                is_large = json.loads(files.open_input_stream(newest).read()).get("size", 0) >= _LARGE_CHECKPOINT
+            if not is_large or version % _LARGE_CHECKPOINT_VERSIONS == 0:
+                table.create_checkpoint()
+        except Exception as error:  # noqa: BLE001  # whatever deltalake raises, the table is as it should be
+            log.warning("the log of %s gets no checkpoint and takes longer to read: %s", self.location, error)
 
     def _done(self, stamp: Stamp, *, fresh: bool = False) -> Applied | None:
         """What the table records, if it has the stamp's change set; else None.

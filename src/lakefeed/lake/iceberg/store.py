@@ -123,8 +123,8 @@ PROPERTIES = {
     # Each commit writes a metadata file. Keep fifty of them.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "50",
-    # Each window adds a manifest of files and one of deletion vectors, and the next window reads all of them. By
-    # default Iceberg puts them together from a hundred on.
+    # Each window adds a manifest of files and one of deletion vectors, and the next window reads all of them. Iceberg's
+    # default is to put them together from a hundred on.
     "commit.manifest.min-count-to-merge": "20",
     # Snapshots by others (a compaction) record nothing: keep a few of ours behind them, whoever expires.
     "history.expire.min-snapshots-to-keep": "10",

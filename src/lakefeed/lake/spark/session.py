@@ -12,8 +12,8 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ _COMPILE_LATER = (
 query takes thousands of methods, each called a few times: that compiler took a third of the processor time of the first
 hundreds of small windows (docs/decisions/0013-small-windows.md). What is called for each row gets there at once.
 """
+_LOCAL_IP = "SPARK_LOCAL_IP"
 _GIB = 1024**3
 _KEPT_LOGS = 10
 _building = threading.Lock()
@@ -313,7 +314,7 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    with log.open("ab") as sink:
+    with log.open("ab") as sink, _on_loopback(conf):
         try:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
@@ -330,6 +331,20 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
         use_local_files(context)
         forget_sources(context)
     return SparkSession(context)
+
+
+@contextmanager
+def _on_loopback(conf: SparkConf) -> Iterator[None]:
+    """A JVM of this machine alone asks for no address of the machine's name: in containers, and behind some VPNs, that
+    name has none, and Spark would not start."""
+    if _LOCAL_IP in os.environ or not conf.get("spark.master", "").startswith("local"):
+        yield
+        return
+    os.environ[_LOCAL_IP] = "127.0.0.1"
+    try:
+        yield
+    finally:
+        del os.environ[_LOCAL_IP]
 
 
 def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:

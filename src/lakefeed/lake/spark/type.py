@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _SCALARS: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
@@ -48,14 +52,18 @@ def arrow_type(name: str) -> pa.DataType | None:
     return next((kind for kind, text in _SCALARS.items() if text == name), None)
 
 
-def spark_columns(schema: pa.Schema) -> str:
-    """Columns as Spark SQL writes them, all nullable: a reader of files takes them in one call into the JVM."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+def spark_columns(schema: pa.Schema) -> str | StructType:
+    """Columns for a reader of files, all nullable. As Spark SQL writes them, which takes one call into the JVM; those
+    with a type that Lakefeed does not store, as an owner's column may have, as pyspark's own objects."""
+    kinds = {field.name: spark_type(field.type) for field in schema}
+    if None in kinds.values():
+        from pyspark.sql.pandas.types import from_arrow_schema
 
-    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    # Which of its two kinds ``timestamp`` alone is depends on the session.
-    kinds = [re.sub(r"\btimestamp\b", "timestamp_ltz", column.dataType.simpleString()) for column in columns]
-    return ", ".join(f"{quoted(column.name)} {kind}" for column, kind in zip(columns, kinds, strict=True))
+        return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    # Which of its two kinds ``timestamp`` alone is depends on the session. No name is in these texts.
+    return ", ".join(
+        f"{quoted(name)} {re.sub(r'timestamp(?!_)', 'timestamp_ltz', kind or '')}" for name, kind in kinds.items()
+    )
 
 
 def text_literal(value: str) -> str:
