@@ -317,7 +317,7 @@ class DeltaStore:
         """The located rows are few. Only their addresses come to the driver, to be compared with the vectors."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        found = Driver(found.sparkSession).checkpoint(found)
+        found = found.localCheckpoint()
         with self._lock:
             self._files.at(old.version)
             marks = self._files.marks(old.files)
