@@ -22,14 +22,14 @@ from tests.lake.iceberg_rest import rest_catalog
 from tests.lake.test_delta import copy_of
 
 from lakefeed.change.table import Column, TableId, TableSchema
-from lakefeed.errors import CommitFailedError
+from lakefeed.errors import CommitFailedError, RebuildNeededError, TableStoppedError
 from lakefeed.lake.base import Applied, TableFormat
 from lakefeed.lake.iceberg import Iceberg
-from lakefeed.lake.iceberg.rest import RestTable
+from lakefeed.lake.iceberg.rest import RestAddition, RestTable
 from lakefeed.lake.iceberg.schema import Add, Describe, Drop, Move, Rename, Widen
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.maintenance import MaintenanceOptions
-from lakefeed.lake.mode import Mode
+from lakefeed.lake.mode import Mirror, Mode, Temporal
 from lakefeed.lake.route import Rule
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.session import connect_session
@@ -206,8 +206,6 @@ class TestCommit(Pair):
     def test_a_table_that_was_made_and_not_copied_is_copied_by_the_next_process(
         self, schema: TableSchema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from lakefeed.lake.iceberg.rest import RestAddition
-
         def killed(*_: Any) -> None:
             raise CommitFailedError("the process was killed here")
 
@@ -274,6 +272,7 @@ class TestTable(Pair):
                 Describe("g", "said"), Drop("w.x"), Move("g", None), Move("a", "id"),
             ],
             {"lakefeed.schema-version": "2"},
+            {"lakefeed.generation": "1", "lakefeed.schema-version": "1"},
         )  # fmt: skip
         stored = self.stored(tmp_path)
         assert [(str(one.name), str(one.field_type), one.doc) for one in stored.schema().fields] == [
@@ -283,15 +282,49 @@ class TestTable(Pair):
         assert len(stored.metadata.metadata_log) == before + 1
         assert len({one.field_id for one in stored.schema().fields}) == 3
 
-    def test_a_type_that_needs_other_rows_writes_them_again(
-        self, log: ScriptedLog, schema: TableSchema, tmp_path: Path
+    def test_columns_of_another_generation_are_not_altered(self, schema: TableSchema, tmp_path: Path) -> None:
+        library = self.library(self.copied(schema, tmp_path))
+        with pytest.raises(ConcurrentModification, match=r"lakefeed\.generation is 1, not 2"):
+            library.alter([Drop("v")], {}, {"lakefeed.generation": "2"})
+        assert self.stored(tmp_path).schema().column_names == ["id", "v"]
+
+    def test_metadata_that_a_copy_may_read_is_kept_from_before_its_first_rows(
+        self, schema: TableSchema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found = self.copied(schema, tmp_path)
+        kept = "write.metadata.previous-versions-max"
+        with self.stored(tmp_path).transaction() as change:
+            change.set_properties({kept: "3"})
+        seen = []
+
+        def begun(*_: Any) -> None:
+            seen.append(self.stored(tmp_path).properties)
+            raise CommitFailedError("nothing is written")
+
+        copy = copy_of(schema, [{"id": 5, "v": "5"}], tmp_path, generation=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(RestAddition, "commit", begun)
+            with pytest.raises(CommitFailedError):
+                found.load(copy, lambda _: None)
+        assert seen[0][kept] == "12", "two of a group, and ten"
+        found.load(copy, lambda _: None)
+        assert self.stored(tmp_path).properties[kept] == "3"
+
+    @pytest.mark.parametrize(("mode", "error"), [(Mirror(), RebuildNeededError), (Temporal(), TableStoppedError)])
+    def test_a_type_that_needs_other_rows_is_not_written_in_place(
+        self, log: ScriptedLog, schema: TableSchema, tmp_path: Path, mode: Mode, error: type[TableStoppedError]
+    ) -> None:
+        """The server may go on with it after its client is gone, and take back what was committed meanwhile."""
+        found = self.copied(schema, tmp_path, mode=mode)
         columns = (Column("id", pa.decimal128(20, 0), nullable=schema.columns[0].nullable), schema.columns[1])
         wider = log.schema_of(TableSchema(schema.table, columns, schema.key))
         log.add(batch(wider, [("delete", {"id": Decimal(2)})]))
-        assert found.apply(log.window(schema.table, 0, 1), 1).number == 1
-        assert [row["id"] for row in self.stored(tmp_path).scan().to_arrow().to_pylist()] == [Decimal(1)]
+        with pytest.raises(error, match="not safe on Spark Connect") as refused:
+            found.apply(log.window(schema.table, 0, 1), 1)
+        assert type(refused.value) is error
+        assert found.applied(1) == Applied(number=0, schema_version=1, rows=2)
+        found.load(copy_of(wider, [{"id": Decimal(7), "v": "7"}], tmp_path, generation=2), lambda _: None)
+        assert [row["id"] for row in self.stored(tmp_path).scan().to_arrow().to_pylist()] == [Decimal(7)]
 
     def test_a_layout_is_the_tables_and_changes_with_a_new_copy(self, schema: TableSchema, tmp_path: Path) -> None:
         rule = Rule("t", layout=Layout(partition_by=("bucket(4, id)",), cluster_by=("v",)))

@@ -11,6 +11,7 @@ from lakefeed.lake.spark.progress import Reports, job_progress
 @dataclass
 class Stage:
     num_completed_tasks: int
+    done: bool = False
 
 
 def test_a_task_that_neither_ends_nor_begins_for_long_is_no_progress(monkeypatch: Any) -> None:
@@ -23,8 +24,9 @@ def test_a_task_that_neither_ends_nor_begins_for_long_is_no_progress(monkeypatch
         """Would the watchdog say that Spark goes on?"""
         return job_progress(session, "shop", reports) != job_progress(session, "shop", reports)
 
-    def note(completed: int, running: int, *, done: bool = False) -> None:
-        reports.note(stages=[Stage(completed)], inflight_tasks=running, operation_id="one", done=done)
+    def note(completed: int, running: int, *, done: bool = False, is_over: bool = False) -> None:
+        stages = (Stage(completed, is_over),)
+        reports.note(stages=iter(stages), inflight_tasks=running, operation_id="one", done=done)
 
     note(0, 1)
     now += 59
@@ -39,6 +41,11 @@ def test_a_task_that_neither_ends_nor_begins_for_long_is_no_progress(monkeypatch
     note(2, 0)
     now += 61
     assert asked_twice(), "what has no core to run on waits"
+    note(3, 0, is_over=True)
+    now += 59
+    assert asked_twice(), "the server commits what the stages have written"
+    now += 2
+    assert not asked_twice(), "and it may hang there"
     note(2, 0, done=True)
     now += 61
     assert not asked_twice(), "a call that nobody answers"

@@ -304,6 +304,9 @@ class TableStore(Protocol):
     def lay_out(self, session: SparkSession) -> None:
         """Change in place what can be. A commit of its own, harmless to repeat."""
 
+    def can_evolve(self, path: Sequence[TableSchema]) -> bool:
+        """Can ``evolve`` go this path with the session that there is? Else only another copy has the columns."""
+
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
         """What ``evolve`` would lose that the table's owner added (a partition field, a comment); None if nothing. No
         Spark."""

@@ -212,11 +212,11 @@ class SparkTable:
                     break
                 except Exception as error:  # noqa: BLE001  # what the table records decides
                     lost = session_lost(error)
+                    self._discard()
                     if not left or not (lost or is_conflict(error)):
                         applied = self._outcome(error, stamp)
                         break
-                    if lost:  # below, the table says whether the lost session has committed
-                        session = self._session = self._sessions.child()
+                    session = self._own_session()  # if it was lost, the table says below whether it has committed
                 # Maintenance, ours or somebody else's, has replaced files meanwhile: plan the changes again.
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
@@ -225,6 +225,12 @@ class SparkTable:
                 self._rule.add(generation, touched_by_window(session, own, dict(self._rule.rule.early)))
             hit("lake.after_commit")
             return applied
+
+    def _discard(self) -> None:
+        """Give up a session of Spark Connect after an error: its server may go on with the statement, under the
+        session's settings, by which it only stages what it writes."""
+        if self._session is not None and not Driver(self._session).has_jvm:
+            self._session = None
 
     def _own_session(self) -> SparkSession:
         self._session = self._session or self._sessions.child()
@@ -258,6 +264,8 @@ class SparkTable:
             self._refuse_other_types(ruled[-1])
             if not is_only_added(own):
                 self._refuse_loss(f"the rows of the other parts of {self.route.part.table}")
+        elif not self._store.can_evolve(own):
+            self._refuse_rewrite()
         elif (lost := self._store.lost_by(own)) is not None:
             self._refuse_loss(lost)
         self._decisions.decide(after, path, generation, stale)
@@ -266,6 +274,7 @@ class SparkTable:
         try:
             self._store.evolve(session, own, stamp)
         except Exception as error:  # noqa: BLE001  # what the table records decides
+            self._discard()
             return self._outcome(error, stamp)
         return self._store.applied(generation) or replace(applied, schema_version=target)
 
@@ -294,6 +303,19 @@ class SparkTable:
             problem,
             remedy=f"Remove {lost} from the lake table: it then goes on by itself. Or copy the table again, which "
             f"begins a new history: lakefeed rebuild FILE {table} --from-source.",
+            table=str(table),
+        )
+
+    def _refuse_rewrite(self) -> None:
+        """The error for rows that must be written again where only a copy can do that (``TableStore.can_evolve``)."""
+        table = self.route.table
+        problem = f"table {table}: Lakefeed must rewrite the rows for a new type, which is not safe on Spark Connect"
+        if self._mode.equals_source:
+            raise RebuildNeededError(problem, table=str(table))
+        raise TableStoppedError(
+            problem,
+            remedy="Sync once with a classic session, that is with spark.master instead of spark.remote. Or copy the "
+            f"table again, which begins a new history: lakefeed rebuild FILE {table} --from-source.",
             table=str(table),
         )
 

@@ -31,6 +31,8 @@ WITHOUT_CONNECT = (
     "Set lake.catalog with type: rest and its uri, which Spark Connect can write; or spark.master instead of "
     "spark.remote (in Python, give a classic session); or lake.format: delta."
 )
+_SECONDS = (10.0, 60.0)
+"""To connect to a REST catalog, and between two bytes of its answer."""
 _OF_STORES = ("s3.", "client.")
 """The prefixes of properties that Iceberg in Java and pyiceberg share."""
 
@@ -282,8 +284,32 @@ class CatalogMetadata:
                 from pyiceberg.catalog import load_catalog
             except ImportError as error:
                 raise _lacking(f"a catalog of type {self._properties.get('type')}", error) from error
-            self._catalog = load_catalog(self._name, **self._properties)
+            is_rest = self._properties.get("type") == "rest"
+            self._catalog = (_rest_catalog if is_rest else load_catalog)(self._name, **self._properties)
         return self._catalog
+
+
+def _rest_catalog(name: str, **properties: str) -> Any:
+    """pyiceberg's REST catalog, which by itself waits for its server for ever. Users may give it settings in the
+    configuration of pyiceberg, as in ``load_catalog``."""
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.utils.config import Config, merge_config
+    from requests import Session
+    from requests.adapters import HTTPAdapter
+
+    class Impatient(HTTPAdapter):
+        def send(self, *given: Any, **named: Any) -> Any:
+            return super().send(*given, **{**named, "timeout": named.get("timeout") or _SECONDS})
+
+    class Rest(RestCatalog):
+        def _config_headers(self, session: Session) -> None:
+            """The first thing that is done to a session; with credentials the next one is its first request."""
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, Impatient())
+            super()._config_headers(session)
+
+    own: dict[str, Any] = {**properties}
+    return Rest(name, **merge_config(Config().get_catalog_config(name) or {}, own))  # type: ignore[arg-type]
 
 
 def refuse_moved(metadata: Metadata, directory: str) -> None:

@@ -24,7 +24,8 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.iceberg.record import DESCRIBED, OWNER, Copied, Record
+from lakefeed.lake.iceberg.catalog import Metadata
+from lakefeed.lake.iceberg.record import DESCRIBED, OWNER, VERSIONS, VERSIONS_AFTER, Copied, Record
 from lakefeed.lake.iceberg.schema import Add, Describe, current_schema, replacements, schema_json, with_field_ids
 from lakefeed.lake.loader import GROUP_CHUNKS, attempt_chunk, written_chunks
 from lakefeed.lake.location import file_io
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from lakefeed.lake.iceberg.store import IcebergStore
 
-_VERSIONS = "write.metadata.previous-versions-max"
-_VERSIONS_AFTER = "lakefeed.previous-versions-max"
 _SPARE_VERSIONS = 10
 """Room for the metadata versions that others commit during a copy."""
 
@@ -66,17 +65,19 @@ def load_table(
     own, total = mode.schema(copy.schema), len(copy.chunks)
     while record is None or record.applied is None:
         metadata = store.metadata()
+        begun_on = _generation(store, metadata)
         found = metadata["properties"] if metadata is not None else properties
         # How many metadata versions the table keeps after the copy: its owner's choice, or ours.
-        versions = found.get(_VERSIONS_AFTER, found.get(_VERSIONS, properties[_VERSIONS]))
+        versions = found.get(VERSIONS_AFTER, found.get(VERSIONS, properties[VERSIONS]))
         if record is not None:
             addition = store.library.appending()  # 1
         else:
             # During the copy keep all: it may read the rows of this same table, by its metadata from before.
-            kept = max(int(versions), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
+            groups = -(-total // GROUP_CHUNKS)
+            kept = max(int(versions), groups * store.library.versions_per_group + _SPARE_VERSIONS)
             recorded: dict[str, str] = {
-                _VERSIONS: str(kept),
-                _VERSIONS_AFTER: versions,
+                VERSIONS: str(kept),
+                VERSIONS_AFTER: versions,
                 OWNER: store.whole_owner,
                 store.generation_key: str(copy.generation),
                 store.version_key: str(copy.schema.version),
@@ -124,10 +125,10 @@ def load_table(
             **copy.metadata(store.owner.partition("/")[0]),
             "copy": {"chunks": done, "rows": rows, "high": high.encode() if high else None},
         }
-        settled = {_VERSIONS: versions, _VERSIONS_AFTER: None} if is_last else {}
+        settled = {VERSIONS: versions, VERSIONS_AFTER: None} if is_last else {}
         with store.turn if store.part is not None else nullcontext():
             files = [one.file for one in written if one.file]
-            is_expected = partial(_is_at, store, copy.generation, record)
+            is_expected = partial(_is_at, store, copy.generation, record, begun_on)
             addition.commit(files, store.summary(after, metadata), settled, is_expected)  # 3
         progress(rows)
         hit("lake.during_load")
@@ -135,8 +136,17 @@ def load_table(
     return Loaded(rows=record.copied.rows, high=record.copied.high)
 
 
-def _is_at(store: IcebergStore, generation: int, record: Record | None) -> bool:
-    return store.record(generation) == record
+def _is_at(store: IcebergStore, generation: int, record: Record | None, begun_on: str | None) -> bool:
+    """Before the first group there is no record: then the table must be of the generation that it had."""
+    if record is not None:
+        return store.record(generation) == record
+    return store.record(generation) is None and _generation(store, store.metadata()) == begun_on
+
+
+def _generation(store: IcebergStore, metadata: Metadata | None) -> str | None:
+    """The generation that a table's properties name; None if there is no table, or its copy has not begun."""
+    found: str | None = (metadata or {}).get("properties", {}).get(store.generation_key)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

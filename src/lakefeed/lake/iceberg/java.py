@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.lake.iceberg.catalog import HANDED_OVER
+from lakefeed.lake.iceberg.library import require_properties
 from lakefeed.lake.iceberg.schema import Add, Alteration, Describe, Drop, Move, Rename, Widen
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.loader import DataFile
@@ -65,6 +66,8 @@ class JavaTable:
     """One table of a catalog: see ``library.TableLibrary``."""
 
     takes_files = True
+    versions_per_group = 1
+    can_rewrite = True
 
     def __init__(self, catalog: JavaCatalog, namespace: Sequence[str], name: str) -> None:
         self._catalog = catalog
@@ -149,10 +152,13 @@ class JavaTable:
         except IllegalArgumentException as error:  # Iceberg has no class of its own for this
             raise ConcurrentModification(str(error)) from error
 
-    def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
-        """Change columns and properties in one commit. Each alteration sees those before it."""
+    def alter(
+        self, alterations: Sequence[Alteration], properties: Mapping[str, str], expected: Mapping[str, str]
+    ) -> None:
         jvm, catalog = self._catalog.open()
-        transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
+        table = catalog.loadTable(self._identifier(jvm))
+        require_properties({name: table.properties().get(name) for name in expected}, expected)
+        transaction = table.newTransaction()
         for alteration in alterations:
             update = transaction.updateSchema()
             _alter(jvm, update, alteration)

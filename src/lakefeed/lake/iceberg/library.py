@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.lake.iceberg.record import ATTEMPT
@@ -17,6 +17,8 @@ from lakefeed.lake.layout import Layout
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.maintenance import MarkedFile
 from lakefeed.lake.route import Part
+from lakefeed.lake.spark.driver import Driver
+from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ class TableLibrary(Protocol):
 
     takes_files: bool
     """Does a copy add the very files that its tasks wrote? Else Spark reads them, and writes the table's."""
+    versions_per_group: int
+    """How many versions of the table's metadata a group of a copy makes."""
+    can_rewrite: bool
+    """Can Spark replace the whole table in place, under other types? Not where a server may go on with that after its
+    client is gone: it would take back what was committed meanwhile."""
 
     def making(self, schema: Mapping[str, Any], properties: Mapping[str, str], layout: Layout) -> Addition:
         """Make the table, whose columns are ``schema`` (Iceberg's JSON). It counts as begun with the addition's commit,
@@ -59,8 +66,11 @@ class TableLibrary(Protocol):
     def publish(self, snapshot: int) -> None:
         """Make a staged snapshot the table's content, if that still is what the staged one was made on."""
 
-    def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
-        """Change columns and properties in one commit. Each alteration sees the ones before it."""
+    def alter(
+        self, alterations: Sequence[Alteration], properties: Mapping[str, str], expected: Mapping[str, str]
+    ) -> None:
+        """Change columns and properties in one commit. Each alteration sees the ones before it. ConcurrentModification
+        if the table has other properties than ``expected``."""
 
     def lay_out(self, layout: Layout) -> None:
         """The properties and the sort order of a layout, for what is written from here on."""
@@ -107,17 +117,17 @@ class Addition(Protocol):
         """
 
 
-@contextmanager
-def recording(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
-    """What is written inside becomes a snapshot with this summary. The session is the table's own."""
-    settings = {_PROPERTY + key: value for key, value in summary.items()}
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in settings:
-            session.conf.unset(name)
+def require_properties(found: Mapping[str, str | None], expected: Mapping[str, str]) -> None:
+    """ConcurrentModification if a table's properties are not what they were when its alterations were planned."""
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise ConcurrentModification(f"the table's {name} is {found.get(name)}, not {value}")
+
+
+def recording(session: SparkSession, summary: Mapping[str, str]) -> AbstractContextManager[None]:
+    """What is written inside becomes a snapshot with this summary. The session is the table's own; one of Spark Connect
+    must not be used again after an error inside."""
+    return _having(session, {_PROPERTY + key: value for key, value in summary.items()})
 
 
 @contextmanager
@@ -125,9 +135,21 @@ def staging(session: SparkSession, summary: Mapping[str, str]) -> Iterator[str]:
     """The same, and the snapshot is *staged*: it is in the table's metadata, and no reader sees it. Gives the name by
     which it is found there (``ATTEMPT``)."""
     attempt = summary.get(ATTEMPT) or uuid.uuid4().hex
-    session.conf.set(_STAGED, attempt)
+    with _having(session, {_STAGED: attempt}), recording(session, {**summary, ATTEMPT: attempt}):
+        yield attempt
+
+
+@contextmanager
+def _having(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """After an error a session of Spark Connect keeps the settings: its server may yet plan the statement, and without
+    them it would commit what is to be staged."""
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    is_over = Driver(session).has_jvm
     try:
-        with recording(session, {**summary, ATTEMPT: attempt}):
-            yield attempt
+        yield
+        is_over = True
     finally:
-        session.conf.unset(_STAGED)
+        if is_over:
+            for name in settings:
+                session.conf.unset(name)

@@ -14,27 +14,29 @@ changes what readers see, and no server does that by itself.
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from lakefeed.errors import CommitFailedError
+from lakefeed.errors import CommitFailedError, TableStoppedError
 from lakefeed.lake.iceberg.catalog import CatalogMetadata
-from lakefeed.lake.iceberg.library import staging
-from lakefeed.lake.iceberg.record import ATTEMPT, GENERATION
+from lakefeed.lake.iceberg.library import require_properties, staging
+from lakefeed.lake.iceberg.record import ATTEMPT, GENERATION, VERSIONS, VERSIONS_AFTER
 from lakefeed.lake.iceberg.schema import Add, Alteration, Describe, Drop, Move, Rename, Widen
 from lakefeed.lake.layout import Layout, Partition
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.maintenance import MarkedFile
 from lakefeed.lake.route import Part
-from lakefeed.lake.spark.error import ConcurrentModification, session_lost
+from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
@@ -53,6 +55,8 @@ class RestTable:
     that the server's tasks reach, of this table alone: files of a copy lie there until Spark has read them."""
 
     takes_files = False
+    versions_per_group = 2  # the staged snapshot, and its publication
+    can_rewrite = False
 
     def __init__(
         self, reader: CatalogMetadata, name: Sequence[str], spark: Callable[[], SparkSession], directory: str
@@ -63,6 +67,7 @@ class RestTable:
         self._identifier = tuple(name[1:])
         self._spark = spark
         self._session: SparkSession | None = None
+        self._turn = threading.Lock()
 
     def making(self, schema: Mapping[str, Any], properties: Mapping[str, str], layout: Layout) -> RestAddition:
         """A commit of its own: until the first rows come, readers see a table without any."""
@@ -81,7 +86,7 @@ class RestTable:
             sort_order=SortOrder.model_validate(_sort_order(columns, layout.cluster_by or ())),
             properties={key: value for key, value in properties.items() if key not in withheld},
         )
-        return RestAddition(self, withheld, replaces=True)
+        return RestAddition(self, withheld, replaces=False)  # of another's rows, should there be some meanwhile
 
     def replacing(
         self,
@@ -91,13 +96,16 @@ class RestTable:
         part: Part | None = None,
     ) -> RestAddition:
         """Other columns and another layout are a commit of their own, before: Spark writes what the table has. Until
-        the first rows come, readers see the old rows under them."""
+        the first rows come, readers see the old rows under them. How long metadata files stay is in it, too: the copy
+        may read one of them, and each commit could remove it."""
         table = self.reader.table()
         schema, updates, requirements = _altered(table.metadata, columns)
         if layout.partition_by is not None:
-            updates += _respecified(table, schema, layout.partitions)
+            others, also = _respecified(table, schema, layout.partitions)
+            updates, requirements = updates + others, requirements + also
         if layout.cluster_by is not None:
             updates += _sorted_by(table, schema, layout.cluster_by)
+        updates += _set({name: properties[name] for name in (VERSIONS, VERSIONS_AFTER) if name in properties})
         if updates:
             self.commit(table, requirements, updates)
         return RestAddition(self, properties, replaces=True, part=part)
@@ -123,10 +131,16 @@ class RestTable:
         unmoved = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": staged.parent_snapshot_id}
         self.commit(table, [unmoved], [*_set(properties), shown])
 
-    def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
+    def alter(
+        self, alterations: Sequence[Alteration], properties: Mapping[str, str], expected: Mapping[str, str]
+    ) -> None:
+        """The requirement on ``main`` stands for ``expected``: a generation begins with a snapshot."""
         table = self.reader.table()
+        require_properties(table.properties, expected)
         _, updates, requirements = _altered(table.metadata, alterations)
-        self.commit(table, requirements, [*updates, *_set(properties)])
+        main = table.metadata.refs.get("main")
+        at = {"ref": "main", "snapshot-id": main.snapshot_id if main is not None else None}
+        self.commit(table, [{"type": "assert-ref-snapshot-id", **at}, *requirements], [*updates, *_set(properties)])
 
     def lay_out(self, layout: Layout) -> None:
         table = self.reader.table()
@@ -167,14 +181,12 @@ class RestTable:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """A session of the table's own, the same until the server has lost it."""
-        try:
-            self._session = self._session or self._spark()
-            yield self._session
-        except Exception as error:
-            if session_lost(error):
-                self._session = None
-            raise
+        """A session of the table's own, for one thread at a time: its settings say what is staged. The same until an
+        error: then the server may still go on with a statement, under those settings."""
+        with self._turn:
+            session, self._session = self._session or self._spark(), None
+            yield session
+            self._session = session
 
 
 class RestAddition:
@@ -222,6 +234,8 @@ class RestAddition:
             return columns.where("false")
         rows = session.read.parquet(*(spark_path(f"{self.directory}/{one.name}", as_glob=True) for one in files))
         there = set(rows.columns)
+        if gone := sorted(there - set(columns.columns)):
+            raise ConcurrentModification(f"the table no longer has the column {gone[0]}, which is being copied")
         return rows.select(
             *(
                 (F.col(quoted(one.name)) if one.name in there else F.lit(None)).cast(one.dataType).alias(one.name)
@@ -293,11 +307,18 @@ def _altered(metadata: Any, alterations: Sequence[Alteration]) -> tuple[Any, lis
 def altered_fields(
     fields: Sequence[Mapping[str, Any]], last_id: int, alterations: Sequence[Alteration]
 ) -> list[dict[str, Any]]:
-    """Columns as Iceberg's JSON, after the alterations; new ones have ids from ``last_id`` on."""
+    """Columns as Iceberg's JSON, after the alterations; new ones have ids from ``last_id`` on. One that is there is not
+    added: another part of a union was first. TableStoppedError for one that is not there."""
     found, ids = [dict(field) for field in fields], count(last_id + 1)
 
     def index(name: str) -> int:
-        return next(number for number, field in enumerate(found) if field["name"] == name)
+        place = next((number for number, field in enumerate(found) if field["name"] == name), None)
+        if place is None:
+            raise TableStoppedError(
+                f"somebody changed the lake table: it has no column '{name}' any more",
+                remedy="Undo that, or remove the lake table and start the pipeline again, which copies it again.",
+            )
+        return place
 
     for one in alterations:
         if isinstance(one, Drop):
@@ -315,7 +336,7 @@ def altered_fields(
             found.insert(0 if one.after is None else index(one.after) + 1, moved)
         elif isinstance(one, Describe):
             found[index(one.name)]["doc"] = one.text
-        elif isinstance(one, Add):
+        elif isinstance(one, Add) and not any(field["name"].lower() == one.name.lower() for field in found):
             found.append(_added(one, ids))
     return found
 
@@ -341,16 +362,19 @@ def _added(one: Add, ids: Iterator[int]) -> dict[str, Any]:
     return field
 
 
-def _partition_spec(columns: Any, partitions: Sequence[Partition], last_id: int = _FIRST_FIELD - 1) -> _Json:
-    fields = [
-        {
-            "source-id": columns.find_field(one.column).field_id,
-            "field-id": last_id + number,
-            "transform": _transform(one),
-            "name": _field_name(one),
-        }
-        for number, one in enumerate(partitions, 1)
-    ]
+def _partition_spec(
+    columns: Any,
+    partitions: Sequence[Partition],
+    last_id: int = _FIRST_FIELD - 1,
+    known: Mapping[tuple[int, str], int] = MappingProxyType({}),
+) -> _Json:
+    """``known`` are the ids of fields that the table has had, by column and transform: each keeps its id for ever."""
+    ids, fields = count(last_id + 1), []
+    for one in partitions:
+        source, transform = columns.find_field(one.column).field_id, _transform(one)
+        number = known.get((source, transform))
+        number = next(ids) if number is None else number
+        fields.append({"source-id": source, "field-id": number, "transform": transform, "name": _field_name(one)})
     return {"spec-id": 0, "fields": fields}
 
 
@@ -365,23 +389,34 @@ def _field_name(one: Partition) -> str:
     return f"{one.column}_{'trunc' if one.kind == 'truncate' else one.kind.removesuffix('s')}"
 
 
-def _respecified(table: Any, columns: Any, partitions: Sequence[Partition]) -> list[_Json]:
-    """The updates that give a table these partition fields; none if it has them."""
+def _respecified(table: Any, columns: Any, partitions: Sequence[Partition]) -> tuple[list[_Json], list[_Json]]:
+    """The updates that give a table these partition fields, and what must hold of the table for it; none if it has
+    them."""
+    metadata = table.metadata
     wanted = [(columns.find_field(one.column).field_id, _transform(one), _field_name(one)) for one in partitions]
     specs = {
         one.spec_id: [(field.source_id, str(field.transform), field.name) for field in one.fields]
-        for one in table.metadata.partition_specs
+        for one in metadata.partition_specs
     }
-    if specs[table.metadata.default_spec_id] == wanted:
-        return []
+    if specs[metadata.default_spec_id] == wanted:
+        return [], []
+    last_id = metadata.last_partition_id or _FIRST_FIELD - 1
+    requirements: list[_Json] = [
+        {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},
+        {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": last_id},
+    ]
     there = next((number for number, fields in specs.items() if fields == wanted), None)
     if there is not None:
-        return [{"action": "set-default-spec", "spec-id": there}]
-    spec = _partition_spec(columns, partitions, table.metadata.last_partition_id or _FIRST_FIELD - 1)
-    return [
+        return [{"action": "set-default-spec", "spec-id": there}], requirements
+    every = [field for one in metadata.partition_specs for field in one.fields]
+    spec = _partition_spec(
+        columns, partitions, last_id, {(one.source_id, str(one.transform)): one.field_id for one in every}
+    )
+    updates: list[_Json] = [
         {"action": "add-spec", "spec": {**spec, "spec-id": 1 + max(specs)}},
         {"action": "set-default-spec", "spec-id": _LAST_ADDED},
     ]
+    return updates, requirements
 
 
 def _sort_order(columns: Any, names: Sequence[str], number: int = 1) -> _Json:

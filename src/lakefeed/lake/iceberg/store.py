@@ -418,15 +418,16 @@ class IcebergStore:
             raise LakeError(f"there is no table of generation {stamp.generation} at {self.location}")
         if record.schema_version >= version:
             return
+        now = {self.generation_key: str(stamp.generation), self.version_key: str(record.schema_version)}
         if self.part is not None:  # other parts keep a column that this one drops
             there = {field["name"].lower() for field in current_schema(self.metadata() or {})["fields"]}
             added = [one for one in alterations(path) if isinstance(one, Add) and one.name.lower() not in there]
-            self.library.alter(added, {self.version_key: str(version)})
+            self.library.alter(added, {self.version_key: str(version)}, now)
             return
         if is_in_place(path):
             changes = alterations(path)
             self.refuse_used(changes)
-            self.library.alter(changes, {SCHEMA_VERSION: str(version)})
+            self.library.alter(changes, {SCHEMA_VERSION: str(version)}, now)
             return
         # Rewrite the whole table under other types, in one commit that records the change set of the rows it has read.
         # The commit replaces whatever others have committed meanwhile. The record then says so, and the next sync
@@ -483,6 +484,9 @@ class IcebergStore:
             if found is not None and without_ids(found["type"]) != without_ids(one["type"]):
                 return f"the column {found['name']} as {without_ids(found['type'])}, not as {without_ids(one['type'])}"
         return None
+
+    def can_evolve(self, path: Sequence[TableSchema]) -> bool:
+        return self.is_in_place(path) or self.library.can_rewrite
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
         metadata = self.metadata()

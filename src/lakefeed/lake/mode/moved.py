@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from lakefeed.change.batch import ABSENT, OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.location import filesystem
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import absent_names, incomplete_columns
 
@@ -71,7 +72,8 @@ def with_moved_values(
     events = changes.where(F.col(OP) != int(Operation.BEFORE))
     deletes = events.select((F.col(SEQ) + 1).alias(_TO), OP, back, *old_key, *_aliased(carried)).where(is_delete)
     moved = changes.where(lacks).select(F.col(SEQ).alias(_TO))
-    links = deletes.drop(OP).join(moved, _TO).localCheckpoint()
+    driver = Driver(changes.sparkSession)
+    links = driver.checkpoint(deletes.drop(OP).join(moved, _TO))
 
     # 2 Each round follows links twice as far, and takes over what is known of the insert at their end.
     while not links.where(F.col(_BACK).isNotNull()).isEmpty():
@@ -84,7 +86,7 @@ def with_moved_values(
             taken[name] = F.when(follows, F.col(f"{name}~")).otherwise(F.col(name))
         further = F.col(f"{_BACK}~").alias(_BACK)
         order = [name for name in links.columns if name in taken]
-        links = joined.select(_TO, further, *(taken[name].alias(name) for name in order)).localCheckpoint()
+        links = driver.checkpoint(joined.select(_TO, further, *(taken[name].alias(name) for name in order)))
 
     # 3 The values themselves: from the changes that carried them, and from the table.
     found = links

@@ -136,6 +136,10 @@ class Driver:
     def report_to(self, note: Callable[..., None]) -> None:
         """Have a server tell how far the session's operations are; a classic session is asked (``progress``)."""
 
+    def checkpoint(self, rows: DataFrame) -> DataFrame:
+        """``rows.localCheckpoint()``, of the session that has the rows."""
+        return rows.localCheckpoint()
+
     def map_in_arrow(self, rows: DataFrame, function: InArrow, columns: str) -> DataFrame:
         """``rows.mapInArrow(function, columns)`` without pandas, which pyspark's own method asks for and never uses."""
         from pyspark.sql import DataFrame
@@ -169,6 +173,12 @@ class _Connect(Driver):
 
     def report_to(self, note: Callable[..., None]) -> None:
         self.session.registerProgressHandler(note)
+
+    def checkpoint(self, rows: DataFrame) -> DataFrame:
+        """pyspark takes the result for one of the active session, which has no such rows."""
+        made: Any = rows.localCheckpoint()
+        made._session = made._plan._spark_session = self.session
+        return made  # type: ignore[no-any-return]
 
     def map_in_arrow(self, rows: DataFrame, function: InArrow, columns: str) -> DataFrame:
         return rows.mapInArrow(function, columns)

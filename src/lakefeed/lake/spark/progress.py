@@ -38,7 +38,8 @@ class Reports:
 
     def __init__(self, task_seconds: float = TASK_SECONDS) -> None:
         self._task_seconds = task_seconds
-        self._running: dict[str, tuple[int, int]] = {}  # tasks that have ended and that run, by operation
+        # By operation: tasks that have ended, tasks that run, and whether a stage is left that is not done.
+        self._running: dict[str, tuple[int, int, bool]] = {}
         self._news = time.monotonic()
 
     def note(self, *, stages: Iterable[Any], inflight_tasks: int, operation_id: str | None, done: bool) -> None:
@@ -47,17 +48,20 @@ class Reports:
             self._running.pop(name, None)
             self._news = time.monotonic()
             return
-        figures = (sum(stage.num_completed_tasks for stage in stages), inflight_tasks)
+        known = list(stages)
+        is_left = any(not stage.done for stage in known)
+        figures = (sum(stage.num_completed_tasks for stage in known), inflight_tasks, is_left)
         if self._running.get(name) != figures:
             self._running[name], self._news = figures, time.monotonic()
 
     def value(self) -> object:
         """Another value each time, until a task has run for so long that it may hang: then always the same.
 
-        While operations run and none of them has a task that runs, they wait for a core, and another value each time.
+        While a stage is left to do and no task runs, it waits for a core, and another value each time. What an
+        operation does between its stages and after the last one, it does in the server, and may hang there.
         """
         running = list(self._running.values())
-        if running and not any(inflight for _, inflight in running):
+        if any(is_left for _, _, is_left in running) and not any(inflight for _, inflight, _ in running):
             return object()
         return object() if time.monotonic() - self._news < self._task_seconds else self._news
 
