@@ -348,7 +348,9 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         if at[:2] == ("lake", "tables") and "${" in text and {"where", "transform"} & set(at):
             config.lake.tables[int(at[2])]._has_secrets = True
     directory = path.absolute().parent
-    journal = config.journal.path
+    journal, token_file = config.journal.path, config.monitor.token_file
+    if token_file is not None:
+        token_file = str(directory / Path(token_file).expanduser())
     return config.model_copy(
         update={
             "source": config.source.beside(directory),
@@ -356,7 +358,7 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
             "journal": config.journal.model_copy(
                 update={"path": _place("journal.path", journal, directory) if journal is not None else None}
             ),
-            "monitor": config.monitor.model_copy(update={"token_file": _beside(directory, config.monitor.token_file)}),
+            "monitor": config.monitor.model_copy(update={"token_file": token_file}),
         }
     )
 
@@ -378,10 +380,6 @@ def _place(key: str, text: str, directory: Path) -> str:
             remedy=f"Write a path such as ./lake, or a URI: s3://…, and for journal.path {known}.",
         )
     return str((directory / Path(rest if separator else text).expanduser()).resolve())
-
-
-def _beside(directory: Path, path: str | None) -> str | None:
-    return None if path is None else str(directory / Path(path).expanduser())
 
 
 def config_model() -> type[Config]:

@@ -31,7 +31,10 @@ def observed(config: Config, listener: Listener) -> Iterator[Listener]:
     traces = Traces.from_environment(config.pipeline) if config.monitor.traces else None
     lineage, failed = None, None
     if config.monitor.lineage:
-        lineage = Lineage.from_environment(config.pipeline, _inputs(config), _outputs(config))
+        lake = Path(config.lake.path)
+        lineage = Lineage.from_environment(
+            config.pipeline, _inputs(config), lambda table: ("file", str(lake / table.schema / table.name))
+        )
     try:
         yield Listeners([one for one in (listener, traces, lineage) if one is not None])
     except BaseException as error:
@@ -57,7 +60,3 @@ def _inputs(config: Config) -> Callable[[TableId], tuple[str, str]]:
         return f"{kind}://{server}", f"{database}.{source}" if database else source
 
     return dataset
-
-
-def _outputs(config: Config) -> Callable[[TableId], tuple[str, str]]:
-    return lambda table: ("file", str(Path(config.lake.path) / table.schema / table.name))

@@ -104,8 +104,9 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         texts = ["-" if value is None else f"{value:,}" if type(value) is int else str(value) for value in row]
         lines.append(texts)
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    filled = [[line[index] for line in lines[1:] if line[index] != "-"] for index in range(len(columns))]
     numeric = [
-        {_is_number(line[index]) for line in lines[1:] if line[index] != "-"} == {True} for index in range(len(columns))
+        bool(cells) and all(cell.replace(",", "").replace(".", "", 1).isdigit() for cell in cells) for cells in filled
     ]
     for line in lines:
         cells = (
@@ -113,10 +114,6 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
             for text, width, is_right in zip(line, widths, numeric, strict=True)
         )
         typer.echo("  ".join(cells).rstrip())
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "", 1).isdigit()
 
 
 def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:

@@ -293,7 +293,8 @@ def _read_once(
             touched = tables.table(state.route).touched(state.generation)
             found[table] = replace(status, verified=verified.get(table), rules=dict(touched))
             if state.phase is Phase.LIVE and not isinstance(answers.get(table, _UNANSWERED), Exception):
-                found[table] = replace(found[table], layout=_laid_out_otherwise(tables, state))
+                otherwise = tables.table(state.route).laid_out_otherwise()
+                found[table] = replace(found[table], layout=tuple(one.with_command(table) for one in otherwise))
         lag, why = _lag_of(asked)  # 3
         verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)  # 4
         return PipelineStatus(
@@ -325,10 +326,6 @@ def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, str | None]:
 
 def _recorded(tables: TableFormat, state: TableState, kept: Recorded | None) -> Applied | None:
     return kept.ask(tables, state) if kept is not None else tables.table(state.route).applied(state.generation)
-
-
-def _laid_out_otherwise(tables: TableFormat, state: TableState) -> tuple[str, ...]:
-    return tuple(one.with_command(state.table) for one in tables.table(state.route).laid_out_otherwise())
 
 
 def _table_status(

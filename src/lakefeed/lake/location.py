@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -132,12 +131,6 @@ def stores_of(path: str) -> tuple[str, ...]:
 _BY_SERVICE_ACCOUNT = "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider"
 
 
-def _has_service_account(options: Mapping[str, str]) -> bool:
-    """Does this process get its keys by the token of a Kubernetes service account, and by nothing that comes first?"""
-    has_keys = "access_key_id" in options or os.environ.get("AWS_ACCESS_KEY_ID")
-    return not has_keys and bool(os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and os.environ.get("AWS_ROLE_ARN"))
-
-
 def spark_options(path: str) -> dict[str, str]:
     """The session settings with which Hadoop's file system reaches the store of ``path``; none for a directory."""
     parts, options = (
@@ -147,6 +140,9 @@ def spark_options(path: str) -> dict[str, str]:
     if parts.scheme != "s3":
         return {}
     endpoint = options.get("endpoint") or options.get("endpoint_url")
+    # Does this process get its keys by the token of a Kubernetes service account, and by nothing that comes first?
+    has_keys = "access_key_id" in options or os.environ.get("AWS_ACCESS_KEY_ID")
+    by_account = not has_keys and os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") and os.environ.get("AWS_ROLE_ARN")
     values = {
         "access.key": options.get("access_key_id"),
         "secret.key": options.get("secret_access_key"),
@@ -156,6 +152,6 @@ def spark_options(path: str) -> dict[str, str]:
         "path.style.access": "true" if endpoint else None,
         "connection.ssl.enabled": "false" if endpoint and endpoint.startswith("http:") else None,
         # Of the ways without a key, the only one that Hadoop's connector does not try by itself.
-        "aws.credentials.provider": _BY_SERVICE_ACCOUNT if _has_service_account(options) else None,
+        "aws.credentials.provider": _BY_SERVICE_ACCOUNT if by_account else None,
     }
     return {f"fs.s3a.bucket.{parts.netloc}.{name}": value for name, value in values.items() if value is not None}

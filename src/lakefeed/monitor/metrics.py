@@ -67,6 +67,7 @@ def _applied(document: Document) -> Samples:
             yield {"table": name, "operation": operation}, counts[operation]
 
 
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 METRICS = (
     Metric("lakefeed_info", "gauge", "Always 1; the label says which version answers.",
            lambda document: [({"version": document["version"]}, 1)]),
@@ -147,13 +148,9 @@ def _lines(document: Document) -> Iterator[str]:
             if value is None:
                 continue
             every = {"pipeline": document["pipeline"], **labels}
-            shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in every.items())
+            shown = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in every.items())
             yield (
                 f"{metric.name}{{{shown}}} {float(value):.10g}"
                 if isinstance(value, float)
                 else (f"{metric.name}{{{shown}}} {int(value)}")
             )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

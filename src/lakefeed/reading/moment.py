@@ -232,7 +232,10 @@ class ReadPipeline:
         history = self.lake.history(table, state.route.stored)
         # In the log of a union, commits of other parts do not change this one.
         commits = [
-            one for one in history.commits() if _generation(one) in (None, state.generation) and _is_of(one, state)
+            one
+            for one in history.commits()
+            if _generation(one) in (None, state.generation)
+            and (state.part is None or one.metadata is None or one.metadata.get("table") == str(state.source))
         ]
         found = state_at(commits, lambda commit: commit.upto <= number)
         if found is None or found.commit.applied is None:
@@ -426,11 +429,6 @@ class _PlannedStore:
         self.rows = self.rows.select(*projected(path))
         version = stamp.schema_version or self._applied.schema_version
         self._applied = Applied(number=self._applied.number, schema_version=version, rows=None)
-
-
-def _is_of(commit: LogCommit, state: TableState) -> bool:
-    """Whether it was made by this part of a union, or by nobody in the pipeline."""
-    return state.part is None or commit.metadata is None or commit.metadata.get("table") == str(state.source)
 
 
 def _generation(commit: LogCommit) -> int | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -124,8 +123,5 @@ class BeforeImageContract(ABC):
 
 
 def _told(capture: ChangeCapture, after: Position | None) -> list[Told]:
-    return [_short(row) for one in drain(capture, after) for row in ordered_rows(one)]
-
-
-def _short(row: dict[str, Any]) -> Told:
-    return Operation(row[OP]).name, row["id"], row["name"]
+    rows = (row for one in drain(capture, after) for row in ordered_rows(one))
+    return [(Operation(row[OP]).name, row["id"], row["name"]) for row in rows]

@@ -182,16 +182,11 @@ class RowsChunk:
         yield pa.RecordBatch.from_pylist(self.rows, schema=self.schema.arrow)
 
 
-def _key(schema: TableSchema, row: Mapping[str, Any]) -> Key:
-    """Without a key, a row is identified by all its values."""
-    return tuple(row[name] for name in schema.key) or tuple(repr(row[name]) for name in schema.names)
-
-
 def _free_key(table: MemoryTable, row: Mapping[str, Any]) -> Key:
-    """The key of a new row: in a table without a key, next to the rows that are equal to it."""
-    key = _key(table.schema, row)
+    """The key of a new row: in a table without a key all its values, and a number that equal rows do not have."""
     if table.schema.key:
-        return key
+        return tuple(row[name] for name in table.schema.key)
+    key = tuple(repr(row[name]) for name in table.schema.names)
     return next((*key, number) for number in count() if (*key, number) not in table.rows)
 
 

@@ -86,8 +86,9 @@ def _show(name: str, found: PipelineStatus) -> None:
     if tables:
         show_text("")
         followed = [
-            (name, _state(one), one.applied, one.rows, _waiting(one), _rate(one),
-             _ago(one.age_seconds))
+            (name, _state(one), one.applied, one.rows, _waiting(one),
+             f"{one.rows_per_second:,.1f}/s" if one.rows_per_second else None,
+             f"{seconds_text(one.age_seconds)} ago" if one.age_seconds is not None else None)
             for name, one in tables
         ]  # fmt: skip
         blocked = [(f"{one.table} of {one.source}", "blocked", *(None,) * 5) for one in found.blocked]
@@ -134,10 +135,6 @@ def _state(table: TableStatus) -> str:
         return table.state
     left = "" if table.copy.seconds_left is None else f", {seconds_text(table.copy.seconds_left)} left"
     return f"{table.state} {table.copy.share:.0%}{left}".replace("%", " %")
-
-
-def _rate(table: TableStatus) -> str | None:
-    return f"{table.rows_per_second:,.1f}/s" if table.rows_per_second else None
 
 
 def _waiting(table: TableStatus) -> str | None:
@@ -218,10 +215,6 @@ def journal(
         ]  # fmt: skip
         show_table(("change set", "written", "position", "rows", "bytes", "tables"), rows)
     return 0
-
-
-def _ago(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{seconds_text(seconds)} ago"
 
 
 def _sentence(text: str) -> str:

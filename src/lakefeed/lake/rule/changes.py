@@ -113,7 +113,8 @@ def ruled_changes(
         if is_keyed and one.column.name not in window.target.key:
             value = F.when(is_live, value)
         values.append(value.alias(one.column.name))
-    carried = {name: _all(flags[given] for given in _inputs(window, name) if given in flags) for name in own_flags}
+    inputs = {one.column.name: one.inputs for one in window.ruled.columns}
+    carried = {name: _all(flags[given] for given in inputs[name] if given in flags) for name in own_flags}
     carried |= {name: carried[name] | F.col(kept).isNotNull() for name, kept in by_column.items()}
     rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HOLDS, ABSENT)]
     rest = [name for name in rest if name not in flags.values() and name not in by_column.values()]
@@ -234,10 +235,6 @@ def _value(one: RuledColumn, flags: dict[str, str], window: RuledWindow) -> Colu
         nothing = ~reduce(lambda first, other: first | other, map(F.col, lacking))
         return F.when(_all(lacking), F.expr(one.sql)).when(~nothing, unknown)
     return F.when(_all(lacking), F.expr(one.sql)).otherwise(unknown)
-
-
-def _inputs(window: RuledWindow, name: str) -> tuple[str, ...]:
-    return next(one.inputs for one in window.ruled.columns if one.column.name == name)
 
 
 def _all(flags: Any) -> Column:
