@@ -142,7 +142,7 @@ def test_the_token_comes_from_the_environment_or_a_file_and_never_from_the_confi
     file = shop / "shop.yaml"
     file.write_text(file.read_text().replace("http: '127.0.0.1:0'", "token_file: token"))
     config = load_config(file).monitor
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read monitor\.token_file"):
         read_token(config)
     (shop / "token").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):

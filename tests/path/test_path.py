@@ -58,15 +58,18 @@ class Calls:
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(_ROOT):
             return
-        caller: FrameType | None = frame
+        callers, caller = list[CodeType](), frame.f_back
         while caller is not None:
-            code = caller.f_code
-            if code.co_filename.endswith(_BESIDE):
-                return
-            if code in self.codes or (code.co_filename.startswith(_ROOT) and code.co_qualname.endswith(_STEPS)):
-                self.codes.add(frame.f_code)
-                return
+            callers.append(caller.f_code)
             caller = caller.f_back
+        if any(code.co_filename.endswith(_BESIDE) for code in callers):
+            return
+        steps = (
+            code.co_filename.startswith(_ROOT) and code.co_qualname.endswith(_STEPS)
+            for code in [frame.f_code, *callers]
+        )
+        if any(steps) or any(code in self.codes for code in callers):
+            self.codes.add(frame.f_code)
 
 
 def _is_attribute(name: str) -> bool:

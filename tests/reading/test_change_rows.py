@@ -56,7 +56,7 @@ def test_a_column_that_is_gone_or_has_another_type_stops_the_reader_with_a_remed
 
 
 def test_versions_that_the_journal_has_let_go_are_an_error_and_not_a_guess() -> None:
-    with pytest.raises(TableStoppedError, match="1 to 3 are needed"):
+    with pytest.raises(TableStoppedError, match="the lake needs 1 to 3"):
         read_columns({3: HISTORY[3]}, 1, HISTORY[3])
 
 

@@ -171,7 +171,7 @@ def test_masks_give_the_same_in_arrow_and_in_spark(spark: SparkSession) -> None:
         ("where: count(*) > 1", "is not about one row|does not fit"),
         ("where: country", "and not a condition"),
         ("transform: {id: id + 1}", "the column is part of the key"),
-        ("mask: {id: redact}", "makes different keys one"),
+        ("mask: {id: redact}", "gives different keys one value"),
         ("mask: {emial: hash}", "names the column emial"),
         ("rename: {first: last}", "gives two columns the name"),
         ("transform: {x: 'map(1, 2)'}", "CAST it"),

@@ -251,9 +251,9 @@ class KeylessContract(ModeContract):
         ("mode", "change", "said"),
         [
             (Mirror(), "update", "without the old row"),
-            (Mirror(keyless="append"), "delete", "only appended to"),
-            (Mirror(keyless="append"), "truncate", "only appended to"),
-            (Mirror(soft_delete="gone"), "insert", "cannot be kept"),
+            (Mirror(keyless="append"), "delete", "takes inserts alone"),
+            (Mirror(keyless="append"), "truncate", "takes inserts alone"),
+            (Mirror(soft_delete="gone"), "insert", "cannot keep its deleted rows"),
         ],
     )
     def test_acceptance_5_what_cannot_be_matched_stops_the_table_with_a_remedy(
@@ -274,7 +274,7 @@ class KeylessContract(ModeContract):
             stage.sync()
             assert len(self.rows(stage)) == 2
             stage.log.add(batch(stage.schema, [("insert", self._row_of("c"))]))
-            with pytest.raises(RebuildNeededError, match="while it was copied"):
+            with pytest.raises(RebuildNeededError, match="changed during its copy"):
                 stage.apply(replace(stage.window(1), exact=False))
 
     def _row_of(self, text: str) -> Values:
