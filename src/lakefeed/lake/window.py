@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import Column, TableSchema
+from lakefeed.lake.kept import kept_runs
 from lakefeed.lake.location import filesystem, spark_options, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
 from lakefeed.lake.spark.type import quoted, spark_columns, text_literal
@@ -122,10 +123,18 @@ def read_changes(
 def read_segments(
     session: SparkSession, schema: TableSchema, segments: Sequence[Segment], metadata: Sequence[str]
 ) -> DataFrame:
-    """Changes of one schema, as in the journal, with some of the metadata columns.
+    """Changes of one schema, as in the journal, with some of the metadata columns; from memory what a reader keeps.
 
     Gives Spark the schema, so that it opens no file to infer it.
     """
+    if (runs := kept_runs()) is not None:
+        return runs.rows(session, schema, segments, metadata, lambda some: _read_files(session, schema, some, metadata))
+    return _read_files(session, schema, segments, metadata)
+
+
+def _read_files(
+    session: SparkSession, schema: TableSchema, segments: Sequence[Segment], metadata: Sequence[str]
+) -> DataFrame:
     own = [pa.field(column.name, column.type) for column in schema.columns]  # nullable: a delete has only the key
     added = [pa.field(name, _METADATA[name]) for name in metadata]
     paths = [one.path for one in segments]

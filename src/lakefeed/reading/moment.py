@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
@@ -34,6 +34,7 @@ from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.formats import history_at
 from lakefeed.lake.history import LogCommit, TableHistory, state_at
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.kept import KeptRuns, keeping
 from lakefeed.lake.layout import Layout as TableLayout
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.route import Route
@@ -86,8 +87,8 @@ class ReadLake:
 
     def pipeline(self, name: str | None) -> ReadPipeline:
         name, place = pipeline_place(self.journal or self.root, name)
-        journal = _journal(place)  # first: newer states then show what a trim since has removed
-        return ReadPipeline(self, name, journal, TableStates(place))
+        known = _journal(place)  # first: newer states then show what a trim since has removed
+        return ReadPipeline(self, name, known.journal, TableStates(place), known.runs)
 
     def pipeline_of(self, table: TableId) -> ReadPipeline:
         """The pipeline that maintains a lake table."""
@@ -134,23 +135,26 @@ class _Known:
     """A journal as this process has read it, and its newest commit file then: another file means another journal."""
 
     journal: Journal
-    newest: tuple[int, ...] | None
+    newest: tuple[int, ...] | None = None
+    runs: KeptRuns = field(default_factory=KeptRuns)
 
 
 _known: dict[str, _Known] = {}
 _reading = threading.Lock()
 
 
-def _journal(place: Storage) -> Journal:
+def _journal(place: Storage) -> _Known:
     """The current journal; if this process has read it before, only the rest is read."""
     with _reading:
         known = _known.get(str(place))
         if known is not None and known.newest is not None and _newest_file(place, known.journal) == known.newest:
             known.journal.refresh()
         else:
-            known = _known[str(place)] = _Known(Journal.read(place), None)
+            if known is not None:
+                known.runs.forget()
+            known = _known[str(place)] = _Known(Journal.read(place))
         known.newest = _newest_file(place, known.journal)
-        return known.journal
+        return known
 
 
 def _newest_file(place: Storage, journal: Journal) -> tuple[int, ...] | None:
@@ -172,6 +176,7 @@ class ReadPipeline:
     name: str
     journal: Journal
     states: TableStates
+    runs: KeptRuns | None = None
 
     def live(self) -> list[TableState]:
         return sorted(self.states.in_phase(Phase.LIVE), key=lambda state: state.table)
@@ -281,7 +286,8 @@ class ReadPipeline:
             ends_at=min(number, state.last_change_set or number),
         )
         plans = _Plans(self, store, state.evolution)
-        result = Engine(plans, journal, lambda: {table: entry}, parallel=1).sync_once().tables.get(table)
+        with keeping(self.runs):
+            result = Engine(plans, journal, lambda: {table: entry}, parallel=1).sync_once().tables.get(table)
         if result is not None and result.error is not None:
             raise LakeError(f"{refused}: {result.error}", remedy=result.remedy)
         return store.rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeVar
 
 from lakefeed.failpoint import ARMED, hit
@@ -23,7 +24,7 @@ _POLL_SECONDS = 0.02
 
 
 def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpoint: str) -> T:
-    """Do ``action``, return what it returns and raise what it raises.
+    """Do ``action`` with the caller's context variables, return what it returns and raise what it raises.
 
     If the caller is interrupted, cancel the action, wait for its end, and raise the interruption.
     """
@@ -33,11 +34,12 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     ended = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []
+    context = copy_context()
 
     def work() -> None:
         try:
             with job:
-                results.append(action())
+                results.append(context.run(action))
         except BaseException as error:  # noqa: BLE001  # handed to the caller below
             errors.append(error)
         finally:
