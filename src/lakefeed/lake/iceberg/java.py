@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _BRANCH = "lakefeed-publishing"
 _LINEAGE = ("_row_id", "_last_updated_sequence_number")
 _PUFFIN = b"PFA1"
+_FEW_FILES = 1_000
 _POSITION_FIELD = 2147483645  # the id that the table specification gives to a row's position
 
 
@@ -286,6 +287,7 @@ class Marking:
         self._jvm = jvm
         self._table = table
         self._spec = table.spec()
+        self._here = _calling_thread(jvm, table)
 
     def snapshot(self, *, fresh: bool = False) -> int | None:
         """The table's current snapshot: now (``fresh``), or when this object last read the table."""
@@ -300,7 +302,7 @@ class Marking:
         low = expressions.greaterThanOrEqual(bounds.column, _comparable(bounds.low))
         high = expressions.lessThanOrEqual(bounds.column, _comparable(bounds.high))
         # ``and`` is a keyword in Python.
-        planned = self._table.newScan().filter(getattr(expressions, "and")(low, high)).planFiles()
+        planned = self._scan().filter(getattr(expressions, "and")(low, high)).planFiles()
         try:
             return bool(planned.iterator().hasNext())
         finally:
@@ -332,7 +334,7 @@ class Marking:
         """The deletion vectors of the table, by data file. UnknownDeletesError if rows were deleted by other means."""
         found: dict[str, DeletionVector] = {}
         to_json = _iceberg(self._jvm, "ContentFileParser").toJson
-        planned = self._table.newScan().planFiles()
+        planned = self._scan().planFiles()
         try:
             for task in _each(planned):
                 for deletes in task.deletes():
@@ -407,6 +409,8 @@ class Marking:
         base = operations.current()
         made = _iceberg(self._jvm, "Transactions").newTransaction(self._table.name(), operations)
         delta = made.newRowDelta()
+        if self._here is not None:
+            delta.scanManifestsWith(self._here)
         if (current := base.currentSnapshot()) is not None:
             delta.validateFromSnapshot(current.snapshotId())  # else older vectors of the same files are conflicts
         for file in files:
@@ -421,6 +425,10 @@ class Marking:
         new = made.table().operations().current()
         operations.commit(base, new)
         return int(new.currentSnapshot().snapshotId())
+
+    def _scan(self) -> Any:
+        scan = self._table.newScan()
+        return scan.planWith(self._here) if self._here is not None else scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +506,19 @@ def _iceberg(jvm: Any, name: str) -> Any:
     Cached, because the JVM searches every class loader for the name each time.
     """
     return getattr(jvm, f"org.apache.iceberg.{name}")
+
+
+def _calling_thread(jvm: Any, table: Any) -> Any:
+    """An executor that runs everything in the thread that calls, for a table of few files on a local disk; else None.
+
+    Iceberg reads and writes manifests in threads of a pool, and asks every ten milliseconds whether they have ended: six
+    times for a commit, whose own work takes less than that.
+    """
+    current = table.currentSnapshot()
+    files = int(current.summary().get("total-data-files") or 0) if current is not None else 0
+    if files > _FEW_FILES or not str(table.location()).startswith(("/", "file:")):
+        return None
+    return _iceberg(jvm, "relocated.com.google.common.util.concurrent.MoreExecutors").newDirectExecutorService()
 
 
 def _each(planned: Any) -> Iterator[Any]:

@@ -76,11 +76,12 @@ def small_step(
         for column in window.target.key_columns
     )
     # Without the bounds of the window's keys: Spark writes them into the code that it generates, which it would compile
-    # again for each window. To read all keys of a table this small is quicker.
+    # again for each window. To read all keys of a table this small is quicker. Not a semi-join: Spark would push it
+    # below the hint, and exchange both sides. A row that several changes meet is reported once for each of them.
     gone = session.sql(
         f"""SELECT /*+ SHUFFLE_HASH(s) */ t.*
             FROM (SELECT /*+ COALESCE(1) */ * FROM {_STORED}) t
-            LEFT SEMI JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
+            JOIN (SELECT /*+ COALESCE(1) */ {keys} FROM {_CHANGES}) s ON {same}"""  # noqa: S608  # as above
     )
     # No row passes this filter, because a row's number is never negative. Spark does not know that, and reads them all.
     seen, report = observed(gone)
