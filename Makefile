@@ -122,8 +122,8 @@ endif
 ifneq ($(wildcard tests/bank),)
 .PHONY: bank
 READS ?= 10000
-bank: setup ## Read a bank at random moments, under load and kills, and count its money (READS=10000)
-	READS=$(READS) $(BIN)/python -m pytest tests/bank -m slow -n 0 -s
+bank: setup ## Read a bank at random moments, under load and kills, and count its money (READS=10000 SEED=…)
+	READS=$(READS) SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/bank -m slow -n 0 -s
 endif
 
 ifneq ($(wildcard tests/storm),)

@@ -38,7 +38,7 @@ CREATE TABLE transfer (id INTEGER PRIMARY KEY, amount INTEGER NOT NULL,
   checking INTEGER NOT NULL REFERENCES checking (id), savings INTEGER NOT NULL REFERENCES savings (id));
 """
 OPTIONS = PipelineOptions(
-    interval_seconds=2.0, journal=JournalOptions(fsync=False, keep_change_sets=16, keep_seconds=3600)
+    interval_seconds=5.0, journal=JournalOptions(fsync=False, keep_change_sets=16, keep_seconds=3600)
 )
 
 

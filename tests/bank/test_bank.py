@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 READS = int(os.environ.get("READS", "10000"))
+SEED = int(os.environ.get("SEED", "0"))
 
 
 def moment(journal: Journal, chance: random.Random, oldest: int) -> Moment:
@@ -80,25 +81,26 @@ def test_some_moments_of_a_bank_in_two_formats_are_whole_while_it_is_written_to(
 def test_ten_thousand_moments_of_a_bank_are_whole_under_load_and_kills(spark: SparkSession, tmp_path: Path) -> None:
     """``READS`` of them, in two threads, while the pipeline is killed with SIGKILL and started again and again."""
     create(tmp_path / "bank.db")
-    lake, over, kills = tmp_path / "lake", threading.Event(), list[datetime]()
+    lake, over, kills, reading = tmp_path / "lake", threading.Event(), list[datetime](), threading.Lock()
 
     def keep_killing() -> None:
-        chance = random.Random(2)
+        chance = random.Random(SEED)
         while not over.is_set():
             with process("follow", str(tmp_path)):
-                over.wait(chance.uniform(25, 60))
+                over.wait(chance.uniform(30, 120))
             kills.append(datetime.now(UTC))
 
     def read(number: int) -> None:
-        chance = random.Random(number)
-        at = moment(Journal.read(lake / "_lakefeed" / "bank"), chance, oldest)
+        with reading:
+            journal.refresh()
+            at = moment(journal, random.Random(f"{SEED} {number}"), oldest)
         assert not problems(spark, snapshot(spark, lake, at)), at
 
     killer = threading.Thread(target=keep_killing)
-    with process("write", str(tmp_path / "bank.db"), "2", str(os.getpid())):
+    with process("write", str(tmp_path / "bank.db"), str(SEED), str(os.getpid())):
         killer.start()
         try:
-            oldest = settled(lake)
+            oldest, journal = settled(lake), Journal.read(lake / "_lakefeed" / "bank")
             pins, started = [pin(lake, seconds=86_400)], datetime.now(UTC)
             with ThreadPoolExecutor(2) as pool:
                 for done, _ in enumerate(pool.map(read, range(READS)), start=1):

@@ -161,7 +161,7 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
         try:
             if index is not None and index.origin.trimmed <= origin.trimmed <= index.head:
                 fresh = index.without(origin)
-                for commit in load_commits(layout, fresh.head):
+                while (commit := _next_commit(layout, fresh)) is not None:
                     fresh.add(commit)
                 return fresh
             head = [origin.trimmed, *present(layout, origin.trimmed)][-1]
@@ -171,6 +171,18 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
         except JournalDamagedError:
             if load_origin(layout).trimmed == origin.trimmed:
                 raise
+
+
+def _next_commit(layout: Layout, known: CommitIndex) -> Commit | None:
+    """The commit after the head, if there is one by now: to list a long journal takes longer than to read its end."""
+    name = layout.commit(known.head + 1)
+    try:
+        commit = parse_commit(layout.root.read(name), name, layout.root)
+    except FileNotFoundError:
+        return None
+    if known.newest is not None and commit.start != known.newest.end:
+        raise JournalDamagedError(f"{layout.commit_place(commit.number)} does not start where the previous one ends")
+    return commit
 
 
 def remove_litter(

@@ -83,8 +83,13 @@ class CommitIndex:
         """The index without everything up to ``origin.trimmed``."""
         index = CommitIndex(origin, self.schemas, head=self.head)
         index.disk_bytes = {number: size for number, size in self.disk_bytes.items() if number > origin.trimmed}
-        index.add_older(self._commits)
-        index.loaded = max(index.loaded if index.newest else self.loaded, origin.trimmed)
+        index.loaded = max(self.loaded, origin.trimmed)
+        index._commits = self._commits[index.loaded - self.loaded :]
+        index.newest = index._commits[-1] if index._commits else None
+        for table, numbers in self._numbers.items():
+            first = bisect_right(numbers, origin.trimmed)
+            if first < len(numbers):
+                index._numbers[table], index._entries[table] = numbers[first:], self._entries[table][first:]
         return index
 
     def commits(self, after: int, upto: int) -> list[Commit]:
