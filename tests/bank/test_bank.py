@@ -71,7 +71,7 @@ def test_some_moments_of_a_bank_in_two_formats_are_whole_while_it_is_written_to(
         with pin(lake, seconds=300):
             for _ in range(3):
                 at = moment(Journal.read(lake / "_lakefeed" / "bank"), chance, oldest)
-                assert not problems(spark, snapshot(spark, lake, at)), at
+                assert not problems(snapshot(spark, lake, at)), at
         pipeline.stop()
         running.join()
 
@@ -94,7 +94,7 @@ def test_ten_thousand_moments_of_a_bank_are_whole_under_load_and_kills(spark: Sp
         with reading:
             journal.refresh()
             at = moment(journal, random.Random(f"{SEED} {number}"), oldest)
-        assert not problems(spark, snapshot(spark, lake, at)), at
+        assert not problems(snapshot(spark, lake, at)), at
 
     killer = threading.Thread(target=keep_killing)
     with process("write", str(tmp_path / "bank.db"), str(SEED), str(os.getpid())):

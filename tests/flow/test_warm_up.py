@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from lakefeed import Delta, Iceberg, Mirror, Temporal
+from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.flow import warm_up as warm_up_module
 from lakefeed.flow.warm_up import warm_up
 from lakefeed.lake.mode import Mode
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
     from lakefeed.lake.base import Applied
 
 pytestmark = pytest.mark.spark
+
+
+TYPES: tuple[pa.DataType, ...] = (
+    pa.string(), pa.binary(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.float32(), pa.float64(),
+    pa.decimal128(2, 1), pa.decimal128(38, 38), pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
+    pa.list_(pa.string()),
+)  # fmt: skip
+COLUMNS = tuple(Column(f"c{number}", kind, nullable=number > 1) for number, kind in enumerate(TYPES))
+ODD = TableSchema(TableId("main", "odd"), COLUMNS, key=("c0", "c1"), version=7)
+KEYLESS = replace(ODD, key=())
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +60,7 @@ def test_a_table_of_each_mode_gets_its_changes_and_nothing_of_the_lake_is_touche
 
     monkeypatch.setattr(SparkTable, "apply", noted)
     monkeypatch.setattr(warm_up_module, "_ROUNDS", 3)
+    monkeypatch.setattr(warm_up_module, "_ROUNDS_OF_COLUMNS", 2)
     caplog.set_level(logging.INFO, "lakefeed.flow.warm_up")
     tables = kind(spark, tmp_path / "lake").bind("p")
     warm_up(tables, modes, lambda: False)
@@ -54,6 +68,10 @@ def test_a_table_of_each_mode_gets_its_changes_and_nothing_of_the_lake_is_touche
     assert applied == [1, 2, 3] * len(modes)
     warm_up(kind(spark, tmp_path / "lake").bind("q"), modes, lambda: False)
     assert applied == [1, 2, 3] * len(modes), "one pipeline warms the JVM up for all of its process"
+    like = [(modes[0], ODD), (modes[0], replace(ODD, table=TableId("main", "same_columns"))), (modes[0], KEYLESS)]
+    warm_up(tables, modes, lambda: False, like)
+    assert not caplog.records, caplog.text
+    assert applied == [1, 2, 3] * len(modes) + [1, 2], "one for tables with the same columns, none without a key"
     assert not (tmp_path / "lake").exists()
 
 

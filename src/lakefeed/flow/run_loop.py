@@ -41,7 +41,7 @@ from lakefeed.flow.reread.resnapshot import Resnapshots
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness
-from lakefeed.flow.table_state import TableStates
+from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.flow.warm_up import warm_up
 from lakefeed.flow.watchdog import Watchdog
 from lakefeed.journal.journal import Journal
@@ -177,8 +177,9 @@ class OpenPipeline:
 
     def warm_up(self, over: Callable[[], bool]) -> None:
         """See the module ``warm_up``. Runs in a thread of its own."""
-        modes = {state.mode for state in self._states.all().values()} or {Mirror()}
-        warm_up(self._tables, modes, over)
+        states = self._states.all().values()
+        live = [(one.mode, one.schema) for one in states if one.phase is Phase.LIVE and one.schema is not None]
+        warm_up(self._tables, {one.mode for one in states} or {Mirror()}, over, live)
 
     def watch(self, stream: threading.Thread, copies: threading.Thread, lake: threading.Thread) -> Watchdog:
         """From here on the lease is renewed only while all three show that they live."""

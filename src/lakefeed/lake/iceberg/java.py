@@ -511,8 +511,8 @@ def _iceberg(jvm: Any, name: str) -> Any:
 def _calling_thread(jvm: Any, table: Any) -> Any:
     """An executor that runs everything in the thread that calls, for a table of few files on a local disk; else None.
 
-    Iceberg reads and writes manifests in threads of a pool, and asks every ten milliseconds whether they have ended: six
-    times for a commit, whose own work takes less than that.
+    Iceberg reads and writes manifests in threads of a pool, and asks every ten milliseconds whether they have ended: it
+    does so six times for a commit, whose own work takes less than that.
     """
     current = table.currentSnapshot()
     files = int(current.summary().get("total-data-files") or 0) if current is not None else 0
