@@ -1,0 +1,112 @@
+"""What a reader reads again and again stays in Spark's memory: the same rows, bounded, and given back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.reading.test_fresh import Bank, rows
+
+from lakefeed import Delta, Iceberg, current
+from lakefeed.lake import kept
+from lakefeed.reading import moment
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def runs_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kept, "RUN", 2)
+    yield
+    for known in moment._known.values():
+        known.runs.forget()
+
+
+def in_memory(spark: SparkSession) -> int:
+    """The frames that Spark keeps for all sessions."""
+    java: Any = spark._jsparkSession
+    return int(java.sharedState().cacheManager().numCachedEntries())
+
+
+def plan_of(frame: DataFrame) -> str:
+    java: Any = frame._jdf
+    return str(java.queryExecution().executedPlan().toString())
+
+
+def changed(bank: Bank, chance: random.Random, times: int) -> None:
+    for _ in range(times):
+        bank.transfer(chance)
+        bank.capture()
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_the_second_reading_keeps_runs_of_changes_and_the_third_opens_only_what_is_left_over(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    bank, chance = Bank(spark, tmp_path, kind), random.Random(5)
+    bank.sync()
+    changed(bank, chance, 5)
+    before = in_memory(spark)
+    assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
+    assert in_memory(spark) == before, "one reading keeps nothing: it may be the only one"
+    for _ in range(2):
+        found = current(spark, bank.lake, "main.savings")
+        assert rows(found) == bank.rows("savings")
+    assert in_memory(spark) == before + 2
+    plan = plan_of(found)
+    assert "InMemoryTableScan" in plan
+    assert "InMemoryFileIndex(1 paths)" in plan, "the fifth change set"
+    changed(bank, chance, 1)
+    for _ in range(2):  # the sixth completes a run
+        assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
+    bank.sync()  # the window begins somewhere else then
+    changed(bank, chance, 3)
+    for _ in range(3):
+        assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
+        assert rows(current(spark, bank.lake, "main.savings_log"), "id")  # other columns of the same changes
+    moment._known[str(bank.root)].runs.forget()
+    assert in_memory(spark) == before
+    assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
+
+
+def test_no_more_is_kept_than_is_allowed_and_large_runs_are_read_from_their_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank, chance = Bank(spark, tmp_path, Delta), random.Random(6)
+    bank.sync()
+    changed(bank, chance, 6)
+    before = in_memory(spark)
+    monkeypatch.setattr(kept, "_MOST_RUNS", 2)
+    for _ in range(3):
+        assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
+        assert in_memory(spark) <= before + 2
+    monkeypatch.setattr(kept, "_MOST_RUN_BYTES", 1)
+    assert "InMemoryTableScan" not in plan_of(current(spark, bank.lake, "main.savings"))
+    assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
+
+
+def test_a_journal_that_was_made_again_gives_the_memory_of_the_one_before_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    before = in_memory(spark)
+    for number in range(2):
+        bank = Bank(spark, tmp_path / f"life{number}", Delta)
+        if (tmp_path / "lake").exists():
+            shutil.rmtree(tmp_path / "lake")
+        bank.lake, bank.root = Delta(spark, tmp_path / "lake"), tmp_path / "lake" / "_lakefeed" / "bank"
+        bank.sync()
+        for amount in range(2):
+            bank.execute(f"UPDATE checking SET amount = {number * 10 + amount} WHERE id = 1")
+            bank.capture()
+        assert rows(current(spark, bank.lake, "main.checking")) == bank.rows("checking")
+        assert in_memory(spark) == before, "nothing of another life"
+        for _ in range(2):
+            assert rows(current(spark, bank.lake, "main.checking")) == bank.rows("checking")
+        assert in_memory(spark) == before + 1
