@@ -13,6 +13,7 @@ from lakefeed.errors import JournalDamagedError, JournalError, StateError
 from lakefeed.journal import recovery
 from lakefeed.journal.commit import Commit, parse_commit
 from lakefeed.journal.journal import Journal
+from lakefeed.journal.layout import Layout
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import ChangeLog
 from lakefeed.storage.base import Storage
@@ -45,6 +46,47 @@ def test_a_reader_sees_new_commits_when_asked_and_cannot_write(tmp_path: Path) -
                 write()
         reader.close()
         append(writer, 2)
+
+
+def test_a_reader_of_a_long_journal_reads_what_is_new_and_lists_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        for number in range(1, 31):
+            append(writer, number)
+        reader = Journal.read(tmp_path)
+        list(reader.commits())
+        append(writer, 31)
+        append(writer, 32)
+
+        def refused(*_: object) -> list[int]:
+            raise AssertionError("the commits were listed")
+
+        read, plain = list[str](), recovery.parse_commit
+        monkeypatch.setattr(Layout, "commit_numbers", refused)
+        monkeypatch.setattr(
+            recovery, "parse_commit", lambda data, name, root: [read.append(name), plain(data, name, root)][1]
+        )
+        reader.refresh()
+        assert len(read) == 2
+        assert [one.number for one in reader.commits()] == list(range(1, 33))
+        assert [row["id"] for row in read_window(reader.window(T.table, 29, 32))] == [30, 31, 32]
+        monkeypatch.undo()
+        writer.trim(30)
+        reader.refresh()
+        assert [one.number for one in reader.commits()] == [one.number for one in Journal.read(tmp_path).commits()]
+
+
+def test_a_commit_that_does_not_follow_what_a_reader_knows_is_damage(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "one", options=FAST) as one, Journal.open(tmp_path / "other", options=FAST) as other:
+        append(one, 1)
+        reader = Journal.read(tmp_path / "one")
+        append(other, 5)
+        append(other, 6)
+        name = "commits/00000000000000000002.json"
+        (tmp_path / "one" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+        with pytest.raises(JournalDamagedError, match="does not start where the previous one ends"):
+            reader.refresh()
 
 
 def test_a_reader_follows_a_trim_even_past_everything_it_knew(tmp_path: Path) -> None:
