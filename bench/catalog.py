@@ -43,6 +43,7 @@ CASES = {
         Case("cost", "A batch of changes, by mode and format"),
         Case("marks", "Few changes all over a large table"),
         Case("hundred", "Few changes all over a hundred million rows"),
+        Case("digest", "Digests by the source, or from its rows"),
         Case("repair", "A thousand damaged rows found and repaired"),
         Case("folding", "What deletion vectors cost readers"),
         Case("growth", "Ten times the rows; inserts that cannot collide"),

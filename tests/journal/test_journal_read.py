@@ -62,11 +62,14 @@ def test_a_reader_of_a_long_journal_reads_what_is_new_and_lists_nothing(
         def refused(*_: object) -> list[int]:
             raise AssertionError("the commits were listed")
 
-        read, plain = list[str](), recovery.parse_commit
+        read = list[str]()
+
+        def parsed(data: bytes, name: str, root: Storage) -> Commit:
+            read.append(name)
+            return parse_commit(data, name, root)
+
         monkeypatch.setattr(Layout, "commit_numbers", refused)
-        monkeypatch.setattr(
-            recovery, "parse_commit", lambda data, name, root: [read.append(name), plain(data, name, root)][1]
-        )
+        monkeypatch.setattr(recovery, "parse_commit", parsed)
         reader.refresh()
         assert len(read) == 2
         assert [one.number for one in reader.commits()] == list(range(1, 33))
