@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from bench.bench import Bench, timed
 from bench.case.merge import plain_merge
 from bench.pipeline import FORMATS, MASKED
-from bench.report import Curve, Measure, Plot, Ratio, Report
+from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
 from bench.synthetic import ID, Changing
 from lakefeed.change.batch import OP, SEQ, ChangeBatch, Operation
 from lakefeed.lake.iceberg.store import PROPERTIES
@@ -123,6 +123,19 @@ def _report(tables: tuple[int, ...], batches: Mapping[int, int], taken: Taken) -
             for (name, rows, size), found in taken.items()
         ),
         ratios=ratios,
+        verdicts=tuple(
+            Verdict(
+                f"{fmt}: a mirror is never slower than the plain MERGE, whatever the batch and the table",
+                f"{lowest:.2f} times as fast, at the least",
+                lowest >= 1,
+            )
+            for fmt in dict.fromkeys(fmt for ways in WAYS.values() for fmt, _ in ways)
+            for lowest in [
+                min(
+                    min(one.values) for one in ratios for rows in tables if one.name.startswith(f"{fmt}, {rows:,} rows")
+                )
+            ]
+        ),
         plot=Plot(
             "changes in the batch",
             "seconds",

@@ -19,6 +19,9 @@ from lakefeed.errors import CommitFailedError, DecodeError, TableStoppedError
 from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.iceberg import Iceberg, IcebergFormat
 from lakefeed.lake.iceberg.java import Marking
+from lakefeed.lake.iceberg.schema import Drop
+from lakefeed.lake.layout import Layout
+from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.store import Stamp
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -179,6 +182,43 @@ def test_a_commit_whose_answer_was_lost_is_read_back_and_one_that_failed_is_done
     monkeypatch.setattr(owner, method, real)
     lake_table.apply(log.window(schema.table, 1, 2), 1)
     assert content(lake_table) == {1: "0", 2: "0", 3: "0"} | {key: "1", key + 1: "2"}
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["a later group", "the first group of another copy"])
+def test_a_copy_adds_nothing_to_a_table_that_another_process_has_changed_since_it_was_asked(
+    lake_table: Any, schema: TableSchema, log: ScriptedLog, replaces: bool
+) -> None:
+    log.add(batch(schema, [("insert", {"id": 9, "v": "9"})]))
+    library: Any = lake_table._store.library
+    addition = library.replacing([], {}, Layout()) if replaces else library.appending()
+    owned = {"lakefeed.owner": "shop/main.t"}
+
+    def expected() -> bool:
+        """It is as expected; right after that the other process commits."""
+        lake_table.apply(log.window(schema.table, 0, 1), 1)
+        return True
+
+    with pytest.raises(Exception, match="CommitFailedException"):
+        addition.commit([], owned, {"mine": "yes"}, expected)
+    assert content(lake_table) == {1: "0", 2: "0", 3: "0", 9: "9"}
+    assert "mine" not in static_table(lake_table.location).properties
+    # What others do before that, while files are written, is in its way only if it is not as expected.
+    addition = library.appending()
+    log.add(batch(schema, [("insert", {"id": 10, "v": "10"})]))
+    lake_table.apply(log.window(schema.table, 1, 2), 1)
+    addition.commit([], owned, {"mine": "yes"}, lambda: True)
+    assert content(lake_table) == {1: "0", 2: "0", 3: "0", 9: "9", 10: "10"}
+    assert static_table(lake_table.location).properties["mine"] == "yes"
+
+
+def test_a_copy_adds_nothing_to_a_table_that_has_lost_a_column_since_its_files_got_their_ids(
+    spark: SparkSession, lake_table: Any
+) -> None:
+    library: Any = lake_table._store.library
+    addition = library.appending()
+    library.alter([Drop("v")], {}, {})
+    with pytest.raises(ConcurrentModification, match="somebody has changed the column v"):
+        addition.commit([], {"lakefeed.owner": "shop/main.t"}, {}, lambda: True)
 
 
 def test_columns_follow_in_one_commit_that_rewrites_nothing(

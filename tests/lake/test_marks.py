@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from tests.lake.iceberg_reader import read_iceberg, static_table
@@ -344,6 +348,39 @@ def test_what_is_marked_survives_checkpoints_and_the_cleaning_of_the_log(
     world.table = world.other_process()
     world.apply(("update", world.row(12, "2")))
     assert world.content() == expected | {12: "2"}
+
+
+def test_rows_are_marked_in_a_table_whose_checkpoint_is_sparks(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's has statistics as timestamps, dates and decimals, too, which no entry of the log can have."""
+    log = ScriptedLog(tmp_path)
+    columns = {"id": pa.int64(), "at": pa.timestamp("us", tz="UTC"), "on": pa.date32(), "price": pa.decimal128(10, 2)}
+    schema = log.schema_of(table("main.t", columns, key=("id",)))
+
+    def row(key: int, price: str) -> dict[str, Any]:
+        return {"id": key, "at": datetime(9999, 1, key, tzinfo=UTC), "on": date(1, 2, key), "price": Decimal(price)}
+
+    def other_process() -> LakeTable:
+        return one(Delta(spark, tmp_path / "lake", deletion_vectors=True).bind("shop"), schema)
+
+    chunk = ListChunk.of(schema, [row(key, "0.00") for key in range(1, 10)], read_at=1, marks=tmp_path)
+    other_process().load(TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=[chunk]), lambda _: None)
+    place = other_process().location
+    for number in range(1, 3):
+        log.add(batch(schema, [("update", row(number, "1.50"))]))
+        other_process().apply(log.window(schema.table, number - 1, number), 1)
+        if number == 2:  # no text of statistics in checkpoints
+            spark.sql(f"ALTER TABLE delta.`{place}` SET TBLPROPERTIES ('delta.checkpoint.writeStatsAsJson' = 'false')")
+        java: Any = spark._jvm
+        java.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, place).checkpoint()
+        checkpoint = max(Path(place, "_delta_log").glob("*.checkpoint.parquet"))
+        assert "stats_parsed" in str(pq.read_schema(checkpoint)), "the checkpoint is not what this test is about"
+    log.add(batch(schema, [("delete", {"id": 9}), ("update", row(1, "2.50"))]))
+    other_process().apply(log.window(schema.table, 2, 3), 1)
+    expected = [row(key, {1: "2.50", 2: "1.50"}.get(key, "0.00")) for key in range(1, 9)]
+    assert sorted(read_delta(place), key=itemgetter("id")) == expected
+    newest = max(Path(place, "_delta_log").glob("*.json")).read_text()
+    assert '"deletionVector"' in newest
+    assert "stats_parsed" not in newest
 
 
 @pytest.mark.parametrize("kind", ["u", "i"], ids=["in a file", "in the log"])

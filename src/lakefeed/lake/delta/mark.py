@@ -33,6 +33,12 @@ Entry = dict[str, Any]
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_OF_ADDED = (
+    "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
+    "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
+)  # fmt: skip
+"""The fields of an ``add`` action. In Spark's checkpoints it has more, which the log cannot have: statistics and
+partition values as values of their own types."""
 _TIGHT = re.compile(r'"tightBounds"\s*:\s*true')
 _FORMAT_VERSION = b"\x01"
 # Delta writes ids and inline vectors in Z85: Python's base 85 with other characters.
@@ -116,12 +122,17 @@ class LiveFiles:
             )
         self._version, self._entries, self._counts, self._marks = newest, {}, {}, {}
         for path in parts.get(newest, {}) if newest is not None else ():
-            rows = pq.read_table(path, columns=["add"], filesystem=files).column("add").to_pylist()
+            with pq.ParquetFile(path, filesystem=files) as checkpoint:
+                read = checkpoint.read([f"add.{name}" for name in (*_OF_ADDED, "stats_parsed.numRecords")])
+                rows = read.column("add").to_pylist()
             for row in rows:
                 if row is not None and row.get("path") is not None:
                     entry = dict(row)
                     for name in ("partitionValues", "tags"):  # pyarrow gives maps as pairs
                         entry[name] = dict(entry[name]) if entry.get(name) is not None else None
+                    parsed = entry.pop("stats_parsed", None)
+                    if parsed is not None and entry.get("stats") is None:  # the owner wants no text in checkpoints
+                        entry["stats"] = json.dumps(parsed)
                     vector = entry.get("deletionVector") or {}
                     known = {key: value for key, value in vector.items() if value is not None}
                     entry["deletionVector"] = known if "storageType" in known else None

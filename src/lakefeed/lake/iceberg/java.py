@@ -75,7 +75,7 @@ class JavaTable:
         self._namespace = tuple(namespace)
         self._name = name
 
-    def making(self, schema: Mapping[str, Any], properties: Mapping[str, str], layout: Layout) -> Addition:
+    def making(self, schema: Mapping[str, Any], properties: Mapping[str, str], layout: Layout) -> Creation:
         """Begin a new table. Readers see it when the addition commits."""
         jvm, catalog = self._catalog.open()
         namespace = self._identifier(jvm).namespace()
@@ -94,7 +94,7 @@ class JavaTable:
             for name in layout.cluster_by:
                 order = order.asc(name)
             builder = builder.withSortOrder(order.build())
-        return Addition(jvm, builder.createTransaction())
+        return Creation(jvm, builder.createTransaction())
 
     def replacing(
         self,
@@ -109,19 +109,21 @@ class JavaTable:
         keeps its partition fields and sort order, too, unless ``layout`` has others.
         """
         jvm, catalog = self._catalog.open()
-        transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
-        _set(transaction.updateProperties(), properties)
-        for alteration in columns:
-            update = transaction.updateSchema()
-            _alter(jvm, update, alteration)
-            update.commit()
-        if layout.partition_by is not None:
-            _repartition(jvm, transaction, layout)
-        if layout.cluster_by is not None:
-            _sort_by(jvm, transaction, layout.cluster_by)
+
+        def change(transaction: Any) -> None:
+            _set(transaction.updateProperties(), properties)
+            for alteration in columns:
+                update = transaction.updateSchema()
+                _alter(jvm, update, alteration)
+                update.commit()
+            if layout.partition_by is not None:
+                _repartition(jvm, transaction, layout)
+            if layout.cluster_by is not None:
+                _sort_by(jvm, transaction, layout.cluster_by)
+
         expressions = _iceberg(jvm, "expressions.Expressions")
         replaced = expressions.equal(part.column, part.value) if part is not None else expressions.alwaysTrue()
-        return Addition(jvm, transaction, replaced)
+        return Addition(jvm, catalog.loadTable(self._identifier(jvm)), change, replaced)
 
     def lay_out(self, layout: Layout) -> None:
         """Set the layout's properties and sort order. They hold for what is written later."""
@@ -136,7 +138,7 @@ class JavaTable:
     def appending(self) -> Addition:
         """Begin to add files to the table as it is."""
         jvm, catalog = self._catalog.open()
-        return Addition(jvm, catalog.loadTable(self._identifier(jvm)).newTransaction())
+        return Addition(jvm, catalog.loadTable(self._identifier(jvm)))
 
     def publish(self, snapshot: int) -> None:
         """Make a staged snapshot the current one; ConcurrentModification if its parent is not the current one.
@@ -199,11 +201,8 @@ class JavaTable:
         return _iceberg(jvm, "catalog.TableIdentifier").of(namespace, self._name)
 
 
-class Addition:
-    """Adds files to a table in one commit, with what it records.
-
-    ``replaced`` is Iceberg's expression for the rows to delete; None deletes none.
-    """
+class Creation:
+    """A new table and its first files, in one commit: see ``library.Addition``."""
 
     def __init__(self, jvm: Any, transaction: Any, replaced: Any = None) -> None:
         self._jvm = jvm
@@ -232,36 +231,49 @@ class Addition:
         properties: Mapping[str, str | None],
         is_expected: Callable[[], bool],
     ) -> None:
-        """See ``library.Addition``.
+        self._add(self._transaction, files, summary, properties)
+        if not is_expected():
+            raise _gone_on()
+        self._transaction.commitTransaction()
+
+    def _add(
+        self,
+        transaction: Any,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Mapping[str, str | None],
+    ) -> None:
+        """Into a transaction.
 
         A file belongs to the partition that it names. A file that names none is added under an unpartitioned spec, even
         if the table's owner has added partition fields since: Iceberg keeps the spec of each file.
         """
+        table = transaction.table()
         if properties:  # first: only the first change of a transaction removes old metadata files
-            _set(self._transaction.updateProperties(), properties)
+            _set(transaction.updateProperties(), properties)
         is_partitioned = any(file.partition for file in files)
-        unpartitioned = next((one for one in self._table.specs().values() if one.isUnpartitioned()), None)
-        spec = self._table.spec() if is_partitioned else unpartitioned
+        unpartitioned = next((one for one in table.specs().values() if one.isUnpartitioned()), None)
+        spec = table.spec() if is_partitioned else unpartitioned
         if spec is None and files:  # somebody has removed the unpartitioned spec, which no file used
-            update = self._transaction.updateSpec()
-            for field in self._table.spec().fields():
+            update = transaction.updateSpec()
+            for field in table.spec().fields():
                 update.removeField(field.name())
             update.addNonDefaultSpec().commit()
-            spec = next(one for one in self._table.specs().values() if one.isUnpartitioned())
+            spec = next(one for one in table.specs().values() if one.isUnpartitioned())
         if self._replaced is not None:
-            append = self._transaction.newOverwrite()
+            append = transaction.newOverwrite()
             append.overwriteByRowFilter(self._replaced)
             add = append.addFile
         else:
-            append = self._transaction.newAppend()
+            append = transaction.newAppend()
             add = append.appendFile
         for file in files:
             # With the bounds of its columns, from its footer: readers and merges skip files by them.
             path = f"{self.directory}/{file.name}"
             path = path if "://" in path else spark_path(path)
-            config = _iceberg(self._jvm, "MetricsConfig").forTable(self._table)
+            config = _iceberg(self._jvm, "MetricsConfig").forTable(table)
             file_metrics = _iceberg(self._jvm, "parquet.ParquetUtil").fileMetrics
-            metrics = file_metrics(self._table.io().newInputFile(path), config)
+            metrics = file_metrics(table.io().newInputFile(path), config)
             builder = _iceberg(self._jvm, "DataFiles").builder(spec).withPath(path).withFormat("PARQUET")
             if file.partition:
                 values = self._jvm.java.util.ArrayList()
@@ -272,9 +284,52 @@ class Addition:
         for key, value in summary.items():
             append.set(key, value)
         append.commit()
-        if not is_expected():
-            raise ConcurrentModification("another process has gone on with the copy")
-        self._transaction.commitTransaction()
+
+
+class Addition(Creation):
+    """Adds files to a table that is there, in one commit, with what it records: see ``library.Addition``.
+
+    ``change`` alters the table in the same commit. ``replaced`` is Iceberg's expression for the rows to delete; None
+    deletes none.
+    """
+
+    def __init__(
+        self, jvm: Any, table: Any, change: Callable[[Any], None] = lambda _: None, replaced: Any = None
+    ) -> None:
+        transaction = table.newTransaction()  # never committed: it gives new columns their ids
+        change(transaction)
+        super().__init__(jvm, transaction, replaced)
+        self._there = table
+        self._change = change
+
+    def commit(
+        self,
+        files: Sequence[DataFile],
+        summary: Mapping[str, str],
+        properties: Mapping[str, str | None],
+        is_expected: Callable[[], bool],
+    ) -> None:
+        """By a compare-and-swap on the table as ``is_expected`` has found it; CommitFailedException of Iceberg's else.
+
+        Others may have committed while the files were written. Iceberg's own transaction would try again on whatever
+        the table has become, also after ``is_expected``.
+        """
+        self._there.refresh()
+        operations = self._there.operations()
+        base = operations.current()
+        if not is_expected():  # it reads the table as it is now, or as it was later than ``base``: then the swap fails
+            raise _gone_on()
+        transaction = _iceberg(self._jvm, "Transactions").newTransaction(self._there.name(), operations)
+        self._change(transaction)
+        found = json.loads(_iceberg(self._jvm, "SchemaParser").toJson(transaction.table().schema()))["fields"]
+        if gone := [one["name"] for one in self.schema["fields"] if one not in found]:
+            raise ConcurrentModification(f"somebody has changed the column {gone[0]}, which is being copied")
+        self._add(transaction, files, summary, properties)
+        operations.commit(base, transaction.table().operations().current())
+
+
+def _gone_on() -> ConcurrentModification:
+    return ConcurrentModification("another process has gone on with the copy")
 
 
 class Marking:
