@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.flow import warm_up as warm_up_module
 from lakefeed.flow.warm_up import warm_up
 from lakefeed.lake.mode import Mode
+from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.table import SparkTable
 
 if TYPE_CHECKING:
@@ -78,3 +80,37 @@ def test_a_table_of_each_mode_gets_its_changes_and_nothing_of_the_lake_is_touche
 def test_it_is_over_before_it_begins_where_a_merge_came_first(spark: SparkSession, tmp_path: Path) -> None:
     warm_up(Delta(spark, tmp_path / "lake").bind("p"), [Mirror()], lambda: True)
     assert not (tmp_path / "lake").exists()
+
+
+def test_what_did_not_come_to_its_end_is_begun_again_by_the_next(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied, apply = list[int](), SparkTable.apply
+
+    def noted(table: SparkTable, window: Window, generation: int) -> Applied:
+        result = apply(table, window, generation)
+        applied.append(result.number)
+        return result
+
+    monkeypatch.setattr(SparkTable, "apply", noted)
+    monkeypatch.setattr(warm_up_module, "_ROUNDS", 2)
+    tables = Delta(spark, tmp_path / "lake").bind("p")
+    warm_up(tables, [Mirror(), Temporal()], lambda: True)
+    warm_up(tables, [Mirror()], lambda: len(applied) == 1)
+    warm_up(tables, [Mirror()], lambda: False)
+    assert applied == [1, 1, 2]
+
+
+def test_a_machine_without_a_temporary_directory_or_with_workers_elsewhere_has_none(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lakefeed.flow.warm_up")
+    tables = Delta(spark, tmp_path / "lake").bind("p")
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        warm_up(tables, [Mirror()], lambda: False)
+    assert "there is no warm-up, for want of a temporary directory" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "address", "spark://elsewhere:7077")
+        warm_up(tables, [Mirror()], lambda: False)
+    assert "the workers of spark://elsewhere:7077 do not see the directories of this machine" in caplog.text

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +20,7 @@ from lakefeed.journal.layout import Layout
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import ChangeLog
 from lakefeed.storage.base import Storage
+from lakefeed.storage.local import LocalStorage
 from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
@@ -309,3 +313,131 @@ def test_a_reader_that_is_overtaken_by_a_trim_is_told_so(tmp_path: Path) -> None
             reader.window(T.table, 2, 7)
         reader.refresh()
         assert reader.window(T.table, 5, 7) == writer.window(T.table, 5, 7)
+
+
+def test_threads_of_one_reader_get_whole_windows_while_another_one_catches_up(tmp_path: Path) -> None:
+    """Python changes threads so often here that steps of all of them come between each other's."""
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=1_000)) as writer:
+        for number in range(1, 121):
+            append(writer, number)
+    wrong, interval, until = list[object](), sys.getswitchinterval(), time.monotonic() + 3
+    sys.setswitchinterval(2e-5)
+    try:
+        while time.monotonic() < until:
+            reader, over = Journal.read(tmp_path), threading.Event()
+
+            def catch_up(reader: Journal = reader, over: threading.Event = over) -> None:
+                try:
+                    while not over.is_set():
+                        reader.refresh()
+                except Exception as error:  # noqa: BLE001  # a finding
+                    wrong.append(error)
+
+            def ask(after: int, reader: Journal = reader) -> None:
+                try:
+                    found = [one.first_seq for one in reader.window(T.table, after, 120).segments]
+                    if found != list(range(after + 1, 121)):
+                        wrong.append((after, found))
+                except Exception as error:  # noqa: BLE001  # a finding
+                    wrong.append(error)
+
+            catching_up = threading.Thread(target=catch_up)
+            asking = [threading.Thread(target=ask, args=(after,)) for after in (60, 30, 0)]
+            for thread in (catching_up, *asking):
+                thread.start()
+            for thread in asking:
+                thread.join()
+            over.set()
+            catching_up.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong, wrong[:3]
+
+
+def test_a_reader_that_begins_again_between_two_steps_of_a_question_answers_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=20)) as writer:
+        append(writer, 1)
+        reader = Journal.read(tmp_path)
+        for number in range(2, 41):
+            append(writer, number)
+        writer.trim(40)
+        reader.refresh()
+        need, asked = reader._need, list[int]()
+
+        def then_begins_again(after: int) -> None:
+            need(after)
+            if not asked:
+                asked.append(after)
+                reader._index = recovery.catch_up(Layout(reader.root), reader.schemas, None)
+
+        monkeypatch.setattr(reader, "_need", then_begins_again)
+        assert [row["id"] for row in read_window(reader.window(T.table, 20, 40))] == list(range(21, 41))
+        asked.clear()
+        assert [one.number for one in reader.commits(25)] == list(range(26, 41))
+
+
+def test_a_reader_far_behind_reads_what_is_new_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        append(writer, 1)
+        reader = Journal.read(tmp_path)
+        for number in range(2, 61):
+            append(writer, number)
+        together = list[int]()
+        read_all = LocalStorage.read_all
+
+        def counted(storage: LocalStorage, names: Sequence[str]) -> list[bytes]:
+            together.extend([len(names)] if "commits" in names[0] else [])
+            return read_all(storage, names)
+
+        monkeypatch.setattr(LocalStorage, "read_all", counted)
+        reader.refresh()
+        assert together == [59 - recovery._READ_SINGLY], "in an object store these are requests side by side"
+        assert [row["id"] for row in read_window(reader.window(T.table, 0, 60))] == list(range(1, 61))
+
+
+def test_a_lost_commit_file_is_damage_for_a_reader_and_not_the_end(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        for number in range(1, 6):
+            append(writer, number)
+        reader = Journal.read(tmp_path)
+        for number in range(6, 11):
+            append(writer, number)
+        (tmp_path / "commits" / f"{6:020d}.json").unlink()
+        with pytest.raises(JournalDamagedError, match=r"06\.json is missing, but change set 7 exists"):
+            reader.refresh()
+
+
+def test_a_trim_between_two_steps_of_catching_up_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        for number in range(1, 6):
+            append(writer, number)
+        reader = Journal.read(tmp_path)
+        load, trimmed = recovery.load_origin, list[object]()
+
+        def then_trimmed(layout: Layout) -> Any:
+            origin = load(layout)
+            if not trimmed:
+                for number in range(6, 21):
+                    append(writer, number)
+                trimmed.append(writer.trim(20))
+            return origin
+
+        monkeypatch.setattr(recovery, "load_origin", then_trimmed)
+        reader.refresh()
+        assert (reader.trimmed, reader.head) == (18, 20)
+        assert [row["id"] for row in read_window(reader.window(T.table, 18, 20))] == [19, 20]
+
+
+def test_a_reader_that_lives_long_remembers_no_segments_that_were_trimmed(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        append(writer, 1)
+        reader = Journal.read(tmp_path)
+        for number in range(2, 51):
+            append(writer, number)
+            reader.refresh()
+            reader.check(reader.window(T.table, number - 1, number))
+            writer.trim(number)
+        reader.refresh()
+        assert len(reader._sound) <= FAST.keep_change_sets

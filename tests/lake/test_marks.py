@@ -353,7 +353,9 @@ def test_what_is_marked_survives_checkpoints_and_the_cleaning_of_the_log(
 def test_rows_are_marked_in_a_table_whose_checkpoint_is_sparks(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's has statistics as timestamps, dates and decimals, too, which no entry of the log can have."""
     log = ScriptedLog(tmp_path)
-    columns = {"id": pa.int64(), "at": pa.timestamp("us", tz="UTC"), "on": pa.date32(), "price": pa.decimal128(10, 2)}
+    columns: dict[str, pa.DataType] = {
+        "id": pa.int64(), "at": pa.timestamp("us", tz="UTC"), "on": pa.date32(), "price": pa.decimal128(10, 2),
+    }  # fmt: skip
     schema = log.schema_of(table("main.t", columns, key=("id",)))
 
     def row(key: int, price: str) -> dict[str, Any]:

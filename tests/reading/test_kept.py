@@ -12,6 +12,7 @@ import pytest
 from tests.reading.test_fresh import Bank, rows
 
 from lakefeed import Delta, Iceberg, current
+from lakefeed.change.table import TableId
 from lakefeed.lake import kept
 from lakefeed.reading import moment
 
@@ -87,6 +88,16 @@ def test_no_more_is_kept_than_is_allowed_and_large_runs_are_read_from_their_file
     for _ in range(3):
         assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
         assert in_memory(spark) <= before + 2
+    for _ in range(3):  # runs that are in use stay: else each reading would throw out what the next one needs
+        for table in ("savings", "checking"):
+            found = current(spark, bank.lake, f"main.{table}")
+            assert rows(found) == bank.rows(table)
+            assert plan_of(found).count("InMemoryTableScan") == (2 if table == "savings" else 0)
+    monkeypatch.setattr(kept, "_IDLE_SECONDS", 0.0)
+    for _ in range(2):
+        assert rows(current(spark, bank.lake, "main.checking")) == bank.rows("checking")
+    assert "InMemoryTableScan" in plan_of(current(spark, bank.lake, "main.checking"))
+    assert in_memory(spark) <= before + 2
     monkeypatch.setattr(kept, "_MOST_RUN_BYTES", 1)
     assert "InMemoryTableScan" not in plan_of(current(spark, bank.lake, "main.savings"))
     assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")
@@ -110,3 +121,32 @@ def test_a_journal_that_was_made_again_gives_the_memory_of_the_one_before_back(
         for _ in range(2):
             assert rows(current(spark, bank.lake, "main.checking")) == bank.rows("checking")
         assert in_memory(spark) == before + 1
+
+
+def test_a_reader_that_is_under_way_when_its_journal_is_forgotten_keeps_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    bank = Bank(spark, tmp_path, Delta)
+    bank.sync()
+    changed(bank, random.Random(7), 4)
+    before = in_memory(spark)
+    late = moment.ReadLake.of(spark, bank.lake).pipeline(None)
+    assert late.runs is not None
+    late.runs.forget()
+    for _ in range(3):
+        assert rows(late.at(TableId("main", "savings"), late.journal.head)) == bank.rows("savings")
+    assert in_memory(spark) == before
+
+
+def test_what_an_application_has_cleared_is_kept_again(spark: SparkSession, tmp_path: Path) -> None:
+    bank = Bank(spark, tmp_path, Delta)
+    bank.sync()
+    changed(bank, random.Random(8), 4)
+    for _ in range(3):
+        found = current(spark, bank.lake, "main.savings")
+    assert "InMemoryTableScan" in plan_of(found)
+    spark.catalog.clearCache()
+    for _ in range(4):
+        found = current(spark, bank.lake, "main.savings")
+        assert rows(found) == bank.rows("savings")
+    assert "InMemoryTableScan" in plan_of(found)

@@ -11,6 +11,7 @@ import pytest
 from lakefeed.errors import ConfigError, JournalDamagedError, SourceChangedError, StorageUnavailableError
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
+from lakefeed.reading import moment
 from lakefeed.storage.base import Storage
 from lakefeed.storage.location import storage_at
 from lakefeed.storage.object_store import ObjectStorage
@@ -163,3 +164,25 @@ def test_secrets_are_in_no_message_and_no_text_of_a_storage(seaweed: Seaweed) ->
     with pytest.raises(ConfigError) as wrong:
         ObjectStorage.open("s3://lakefeed/x", {**options, "no_such_option": "hush-hush"})
     assert "hush-hush" not in f"{wrong.value} {wrong.value.__cause__}"
+
+
+def test_a_journal_that_was_made_again_is_another_one_for_a_process_that_has_read_the_one_before(
+    place: Storage,
+) -> None:
+    """The same tables, numbers and names of segments, and commit files of the same size: only the rows are others."""
+
+    def life(first: int) -> None:
+        with Journal.open(place, identity="db", options=KEEP) as journal:
+            for number in range(1, 4):
+                rows = batch(T, [("insert", {"id": first + number})])
+                journal.append(change_set(journal.end, number, rows))
+
+    def read() -> list[int]:
+        journal, _ = moment._journal(place)
+        return ids(journal, 0, 3)
+
+    life(10)
+    assert read() == [11, 12, 13]
+    place.remove_folder()
+    life(20)
+    assert read() == [21, 22, 23]

@@ -64,35 +64,46 @@ def warm_up(
 ) -> None:
     """Merge into tables in a temporary directory, until ``over``: one of each mode, then some ``like`` the pipeline's.
 
-    An error of it is only logged. What another pipeline of this process has begun is left to it.
+    An error of it is only logged. What another pipeline of this process has begun is left to it, and what did not come
+    to its end is begun again by the next one.
     """
     some = [(mode, replace(one, table=_TABLE, version=0)) for mode, one in like if one.key][:_MOST_TABLES]
     wanted = [(mode, _SCHEMA, _ROUNDS) for mode in modes] + [(*one, _ROUNDS_OF_COLUMNS) for one in some]
-    with tempfile.TemporaryDirectory(prefix="lakefeed-warm-up-", ignore_cleanup_errors=True) as place:
-        for number, (mode, schema, rounds) in enumerate(wanted):
-            known = (type(tables), mode, schema.columns)
-            with _begun_lock:
-                if known in _begun:
+    try:
+        with tempfile.TemporaryDirectory(prefix="lakefeed-warm-up-", ignore_cleanup_errors=True) as place:
+            for number, (mode, schema, rounds) in enumerate(wanted):
+                known = (type(tables), mode, schema.columns)
+                with _begun_lock:
+                    if known in _begun:
+                        continue
+                    _begun.add(known)
+                try:
+                    scratch, journal = tables.scratch(f"{place}/lake{number}"), Path(place) / f"journal{number}"
+                    ended = _merges(scratch.table(Route.same(_TABLE, mode)), journal, schema, rounds, over)
+                except Exception as error:  # noqa: BLE001  # then a first merge is slow, nothing else
+                    log.info("the warm-up of %s ended early: %s", ", ".join(schema.names), error)
                     continue
-                _begun.add(known)
-            try:
-                scratch, journal = tables.scratch(f"{place}/lake{number}"), Path(place) / f"journal{number}"
-                _merges(scratch.table(Route.same(_TABLE, mode)), journal, schema, rounds, over)
-            except Exception as error:  # noqa: BLE001  # then a first merge is slow, nothing else
-                log.info("the warm-up of %s ended early: %s", ", ".join(schema.names), error)
+                if not ended:
+                    with _begun_lock:
+                        _begun.discard(known)
+                    return
+    except OSError as error:
+        log.info("there is no warm-up, for want of a temporary directory: %s", error)
 
 
-def _merges(table: LakeTable, place: Path, columns: TableSchema, rounds: int, over: Callable[[], bool]) -> None:
+def _merges(table: LakeTable, place: Path, columns: TableSchema, rounds: int, over: Callable[[], bool]) -> bool:
+    """Whether it came to its end."""
     with Journal.open(place, options=JournalOptions(fsync=False)) as journal:
         for number in range(rounds):
             if over():
-                return
+                return False
             end = SqliteSequence(number + 1)
             commit = journal.append(ChangeSet(journal.end, end, (_changes(columns, number),), _ROWS))
             if number == 0:
                 schema = journal.schema(_TABLE, commit.tables[_TABLE].schema_version)
                 table.load(TableCopy(schema=schema, generation=1, base=0, position=None, chunks=()), lambda _: None)
             table.apply(journal.window(_TABLE, number, number + 1), 1)
+    return True
 
 
 def _changes(schema: TableSchema, number: int) -> ChangeBatch:

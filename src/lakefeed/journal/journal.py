@@ -116,10 +116,13 @@ class Journal(JournalView):
         """See what the writer has done since. Does nothing for the writer itself."""
         if self._lease is not None:
             return
-        index = catch_up(self._layout, self.schemas, self._index)
-        self.schemas.load()  # after the commits, as above
-        with self._lock:
-            self._index = index
+        with self._loading:  # what another thread adds meanwhile would be lost, or be there twice
+            before = self._index
+            index = catch_up(self._layout, self.schemas, before)
+            self.schemas.load()  # after the commits, as above
+            with self._lock:
+                self._index = index
+        self._let_go(before.segments_upto(index.origin.trimmed))
 
     def adopt(self, identity: str, *, succeeds: str | None = None) -> None:
         """Set the source that the journal belongs to. SourceChangedError if it belongs to another one, unless

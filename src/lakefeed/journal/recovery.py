@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 READ_AT_OPEN = 1000
 """How many of the newest commit files a writer reads when it opens the journal: more than retention keeps by itself."""
 
+_READ_SINGLY = 8
+"""New commits that a reader finds by asking for one after the other. If there are more, it lists the journal."""
+
 _ABANDONED_SECONDS = 3600.0
 """In folders where others than the lease's holder write too, a temporary file of this age no longer has a writer."""
 
@@ -161,7 +164,12 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
         try:
             if index is not None and index.origin.trimmed <= origin.trimmed <= index.head:
                 fresh = index.without(origin)
-                while (commit := _next_commit(layout, fresh)) is not None:
+                for _ in range(_READ_SINGLY):
+                    if (commit := _next_commit(layout, fresh)) is None:
+                        return fresh
+                    fresh.add(commit)
+                for commit in load_commits(layout, fresh.head):  # in parallel, where that is faster
+                    _require_next(layout, fresh, commit)
                     fresh.add(commit)
                 return fresh
             head = [origin.trimmed, *present(layout, origin.trimmed)][-1]
@@ -174,15 +182,28 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
 
 
 def _next_commit(layout: Layout, known: CommitIndex) -> Commit | None:
-    """The commit after the head, if there is one by now: to list a long journal takes longer than to read its end."""
+    """The commit after the head, if there is one by now: to list a long journal takes longer than to read its end.
+
+    JournalDamagedError if it is missing though others are behind it, or if a trim has passed the head meanwhile.
+    """
     name = layout.commit(known.head + 1)
     try:
         commit = parse_commit(layout.root.read(name), name, layout.root)
     except FileNotFoundError:
+        if known.newest is not None and layout.root.size(layout.commit(known.head)) is None:
+            vanished = layout.commit_place(known.head)
+            raise JournalDamagedError(f"{vanished} vanished while the journal was read") from None
+        if layout.root.size(layout.commit(known.head + 2)) is not None and layout.root.size(name) is None:
+            missing = f"{layout.commit_place(known.head + 1)} is missing, but change set {known.head + 2} exists"
+            raise JournalDamagedError(missing) from None
         return None
+    _require_next(layout, known, commit)
+    return commit
+
+
+def _require_next(layout: Layout, known: CommitIndex, commit: Commit) -> None:
     if known.newest is not None and commit.start != known.newest.end:
         raise JournalDamagedError(f"{layout.commit_place(commit.number)} does not start where the previous one ends")
-    return commit
 
 
 def remove_litter(

@@ -6,6 +6,7 @@ import itertools
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from lakefeed.change.change_set import RecopyNeeded
@@ -93,7 +94,8 @@ class CommitIndex:
         return index
 
     def commits(self, after: int, upto: int) -> list[Commit]:
-        """The commits in (after, upto]. JournalError if some have been trimmed or do not exist yet."""
+        """The commits in (after, upto]. JournalError if some have been trimmed or do not exist yet; NotInMemoryError if
+        some have not been read."""
         if after < self.origin.trimmed:
             raise JournalError(
                 f"change sets {after + 1} to {self.origin.trimmed} have been trimmed from the journal",
@@ -101,6 +103,8 @@ class CommitIndex:
             )
         if upto > self.head:
             raise JournalError(f"change set {upto} is not in the journal yet; its head is {self.head}")
+        if upto > after and after < self.loaded:
+            raise NotInMemoryError
         return self._commits[after - self.loaded : max(after, upto) - self.loaded] if upto > after else []
 
     def segments(self, table: TableId, after: int, upto: int) -> tuple[Segment, ...]:
@@ -109,6 +113,10 @@ class CommitIndex:
         entries = self._entries.get(table, [])[bisect_right(numbers, after) : bisect_right(numbers, upto)]
         found = [segment for entry in entries for segment in entry.segments]
         return tuple(sorted(found, key=lambda segment: segment.first_seq))
+
+    def segments_upto(self, number: int) -> list[Segment]:
+        """The segments of all tables up to a change set, as far as they are in memory."""
+        return [segment for commit in self._commits[: max(0, number - self.loaded)] for segment in commit.segments]
 
     def version_at(self, table: TableId, number: int) -> int | None:
         """The newest schema version known at or before ``number``: from a commit, a beginning or the trim.
@@ -194,11 +202,11 @@ class JournalView:
 
     def commits(self, after: int = 0, upto: int | None = None) -> Iterator[Commit]:
         """The retained commits in (after, upto], in order, without trimmed ones. ``upto`` None means up to the head."""
-        self._need(after)
-        with self._lock:
-            last = self._index.head if upto is None else min(upto, self._index.head)
-            found = self._index.commits(max(after, self._index.origin.trimmed), last)
-        return iter(found)
+        while True:
+            self._need(after)
+            with self._lock, suppress(NotInMemoryError):  # a reader that was far behind has begun again meanwhile
+                last = self._index.head if upto is None else min(upto, self._index.head)
+                return iter(self._index.commits(max(after, self._index.origin.trimmed), last))
 
     def commit(self, number: int) -> Commit:
         """One retained commit. JournalError if it was trimmed or does not exist yet."""
@@ -217,20 +225,22 @@ class JournalView:
 
     def window(self, table: TableId, after: int, upto: int) -> Window:
         """All changes of one table in (after, upto]. JournalError if some have been trimmed. Reads no segment."""
-        self._need(after)
-        if len(self.schemas[table].versions) > 1:
-            self.version_at(table, after)  # loads it into memory
-        with self._lock:
-            covered = self._index.commits(after, upto)
-            segments = self._index.segments(table, after, upto)
-            target = self._known_version(table, upto)
-            before = self._known_version(table, after)
-            stale = tuple(
-                StaleReason(self._known_version(table, commit.number), notice.reason, notice.columns)
-                for commit in covered
-                for notice in commit.notices
-                if isinstance(notice, RecopyNeeded) and notice.table == table
-            )
+        while True:
+            self._need(after)
+            if len(self.schemas[table].versions) > 1:
+                self.version_at(table, after)  # loads it into memory
+            with self._lock, suppress(NotInMemoryError):  # as in ``commits``
+                covered = self._index.commits(after, upto)
+                segments = self._index.segments(table, after, upto)
+                target = self._known_version(table, upto)
+                before = self._known_version(table, after)
+                stale = tuple(
+                    StaleReason(self._known_version(table, commit.number), notice.reason, notice.columns)
+                    for commit in covered
+                    for notice in commit.notices
+                    if isinstance(notice, RecopyNeeded) and notice.table == table
+                )
+                break
         end = covered[-1].end if covered else self.position(upto)
         between = range(min(before, target), max(before, target) + 1)
         wanted = {target, *between, *(segment.schema_version for segment in segments)}
@@ -312,6 +322,17 @@ class JournalView:
             self.root.fetch(name)
         except FileNotFoundError:
             check_size(segment, None, self.root.place(name))
+
+    def release(self) -> None:
+        """Give back the local copies of all segments that this object knows: nobody reads them through it any more."""
+        with self._lock:
+            known = self._index.segments_upto(self._index.head)
+        self._let_go(known)
+
+    def _let_go(self, segments: Iterable[Segment]) -> None:
+        paths = [segment.path for segment in segments]
+        self._sound.difference_update(paths)
+        self.root.release(map(self.root.name_of, paths))
 
     def _check(self, segment: Segment) -> None:
         self.fetch(segment)

@@ -251,7 +251,8 @@ class TableFormat(Protocol):
         """One sentence for each part of the rules that matches none of these tables, or none of their columns. Pure."""
 
     def scratch(self, path: str) -> TableFormat:
-        """The same format and sessions for scratch tables in a local directory: see ``flow.warm_up``."""
+        """The same format and sessions for scratch tables in a local directory: see ``flow.warm_up``. LakeError if
+        Spark's workers are elsewhere and do not see it."""
 
     def progress(self) -> object:
         """A value that changes whenever this pipeline's jobs elsewhere (in Spark) make progress; None if none runs.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -87,8 +86,8 @@ class ReadLake:
 
     def pipeline(self, name: str | None) -> ReadPipeline:
         name, place = pipeline_place(self.journal or self.root, name)
-        known = _journal(place)  # first: newer states then show what a trim since has removed
-        return ReadPipeline(self, name, known.journal, TableStates(place), known.runs)
+        journal, runs = _journal(place)  # first: newer states then show what a trim since has removed
+        return ReadPipeline(self, name, journal, TableStates(place), runs)
 
     def pipeline_of(self, table: TableId) -> ReadPipeline:
         """The pipeline that maintains a lake table."""
@@ -134,38 +133,36 @@ def _places(root: str) -> dict[str, Storage]:
 class _Known:
     """A journal as this process has read it, and its newest commit file then: another file means another journal."""
 
-    journal: Journal
-    newest: tuple[int, ...] | None = None
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    journal: Journal | None = None
+    newest: tuple[object, ...] | None = None
     runs: KeptRuns = field(default_factory=KeptRuns)
 
 
 _known: dict[str, _Known] = {}
-_reading = threading.Lock()
+_known_lock = threading.Lock()
 
 
-def _journal(place: Storage) -> _Known:
-    """The current journal; if this process has read it before, only the rest is read."""
-    with _reading:
-        known = _known.get(str(place))
-        if known is not None and known.newest is not None and _newest_file(place, known.journal) == known.newest:
-            known.journal.refresh()
+def _journal(place: Storage) -> tuple[Journal, KeptRuns]:
+    """The current journal, and what is kept of it; if this process has read it before, only the rest is read."""
+    with _known_lock:
+        known = _known.setdefault(str(place), _Known())
+    with known.turn:
+        journal = known.journal
+        if journal is not None and known.newest is not None and _newest_file(place, journal) == known.newest:
+            journal.refresh()
         else:
-            if known is not None:
+            if journal is not None:
                 known.runs.forget()
-            known = _known[str(place)] = _Known(Journal.read(place))
-        known.newest = _newest_file(place, known.journal)
-        return known
+                journal.release()
+            journal, known.runs = Journal.read(place), KeptRuns()
+            known.journal = journal
+        known.newest = _newest_file(place, journal)
+        return journal, known.runs
 
 
-def _newest_file(place: Storage, journal: Journal) -> tuple[int, ...] | None:
-    name = f"{Layout.commits}/{journal.head:020d}.json"
-    if place.directory is None:  # a journal that was made again has other numbers, or another size
-        size = place.size(name)
-        return (size,) if size is not None else None
-    with suppress(FileNotFoundError):
-        found = (place.directory / name).stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
-    return None
+def _newest_file(place: Storage, journal: Journal) -> tuple[object, ...] | None:
+    return place.state(f"{Layout.commits}/{journal.head:020d}.json")
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,10 @@ class Storage(ABC):
         """The size of the file in bytes; None if it does not exist."""
 
     @abstractmethod
+    def state(self, name: str) -> tuple[object, ...] | None:
+        """What tells a file from any other that has or will have this name; None if it does not exist."""
+
+    @abstractmethod
     def entries(self, folder: str = "") -> list[Entry]:
         """Every file below a folder, at any depth, sorted by name; without what a killed writer left half-written."""
 

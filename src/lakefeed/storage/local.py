@@ -52,6 +52,13 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return None
 
+    def state(self, name: str) -> tuple[object, ...] | None:
+        try:
+            found = (self.directory / name).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     def entries(self, folder: str = "") -> list[Entry]:
         found = list[Entry]()
         for item in _files(self.directory / folder):

@@ -110,6 +110,11 @@ class ObjectStorage(Storage):
         meta = self._head(name)
         return None if meta is None else int(meta["size"])
 
+    def state(self, name: str) -> tuple[object, ...] | None:
+        """By its ETag, which comes from the content, and the time: equal content may come again in another life."""
+        meta = self._head(name)
+        return None if meta is None else (meta["e_tag"], meta["last_modified"], int(meta["size"]))
+
     def age_seconds(self, name: str, *, exact: bool = True) -> float | None:
         """If ``exact``, compares with a second object, written now: both times come from the same clock."""
         import obstore

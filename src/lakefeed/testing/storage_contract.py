@@ -42,6 +42,15 @@ class StorageContract(ABC):
             storage.read_all(["a.json", "none", "a.json"])
         assert StoredFile(storage, "none").read() is None
 
+    def test_the_state_of_a_file_tells_it_from_the_one_that_replaces_it(self, storage: Storage) -> None:
+        storage.replace("a.json", b"one")
+        first = storage.state("a.json")
+        assert first is not None
+        assert (storage.below().state("a.json"), storage.state("none")) == (first, None)
+        storage.remove(["a.json"])
+        storage.create("a.json", b"two")
+        assert storage.state("a.json") not in (None, first), "of the same size"
+
     def test_entries_have_every_file_below_a_folder_and_its_size(self, storage: Storage) -> None:
         assert (storage.entries(), storage.entries("none"), storage.folders()) == ([], [], [])
         for name in ("b", "a/2", "a/1", "a/c/3", "ab/4"):

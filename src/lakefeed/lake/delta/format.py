@@ -129,6 +129,7 @@ class DeltaFormat(RoutedFormat):
         return *super().unused(there), *vectors
 
     def scratch(self, path: str) -> DeltaFormat:
+        self._sessions.require_local()
         options = DeltaOptions(marked=self._options.marked)
         return DeltaFormat(self._pipeline, self._sessions, path, Routes(Mirror()), options)
 

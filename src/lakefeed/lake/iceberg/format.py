@@ -122,6 +122,7 @@ class IcebergFormat(RoutedFormat):
 
     def scratch(self, path: str) -> IcebergFormat:
         """In a Hadoop catalog, whatever the lake's catalog is."""
+        self._sessions.require_local()
         catalog = IcebergCatalog.of({"name": "lakefeed_scratch"}, path, "{schema}")
         return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
 

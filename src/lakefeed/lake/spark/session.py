@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed.errors import CommitFailedError, SparkSetupError
+from lakefeed.errors import CommitFailedError, LakeError, SparkSetupError
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
 from lakefeed.lake.spark.error import first_line, server_lost, session_lost
@@ -415,6 +415,11 @@ class Sessions:
             if self._parent is None:
                 self._parent = self._spark()
             return self._parent
+
+    def require_local(self) -> None:
+        """LakeError if Spark's workers do not see the directories of this machine."""
+        if not (address := Driver(self.parent()).address).startswith("local"):
+            raise LakeError(f"the workers of {address} do not see the directories of this machine")
 
     def child(self) -> SparkSession:
         with self._lock:
