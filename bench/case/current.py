@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import statistics
-import threading
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +17,9 @@ from typing import TYPE_CHECKING
 from bench.bench import Bench
 from bench.follow import RATE, SIZE, quantile
 from bench.pg_load import TABLE, create, writing
-from bench.pipeline import FORMATS, PIPELINE, lake_of
+from bench.pipeline import FORMATS, PIPELINE
 from bench.postgres import binaries
 from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
-from lakefeed.capture.postgres.source import Postgres
-from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.spark.session import spark_session
 from lakefeed.reading.fresh import current
 from lakefeed.testing.server.postgres import PostgresServer
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 P50, P99 = 0.5, 1.0
-_MERGE_SECONDS = 60.0
+_MERGE_SECONDS = 60
+_WARM_SECONDS = 60
+"""In which both processes compile what they do all the time; there is one merge in it."""
+_STOP_SECONDS = 60
+_CONFIG = """pipeline: {pipeline}
+source: {{kind: postgres, dsn: "{dsn}", tables: [public.{table}]}}
+lake: {{path: ./lake, format: {format}}}
+sync: {{interval_seconds: {interval}}}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,9 @@ def run(bench: Bench) -> Report:
     waits = {fmt: (quantile(one.waits, 50), quantile(one.waits, 99)) for fmt, one in found.items()}
     return Report(
         what=f"A writer makes {RATE:,} changes a second ({SIZE} in a transaction) to a PostgreSQL table of {rows:,} "
-        f"rows for {seconds} s. `Pipeline.run()` merges once a minute; `lakefeed.current` is asked for the count of "
-        "rows and the newest change, query after query, beside it. For each transaction: seconds from its commit until "
-        "the end of the first query that shows it.",
+        f"rows for {seconds} s, after {_WARM_SECONDS} s to warm up. `lakefeed run` merges once a minute. In another "
+        "process `lakefeed.current` is asked for the count of rows and the newest change, query after query. For each "
+        "transaction: seconds from its commit until the end of the first query that shows it.",
         measures=tuple(
             Measure(f"{fmt}: {name}", "s", (round(value, 3),), ours=name != "a plain read of the lake table, median")
             for fmt, one in found.items()
@@ -94,33 +103,32 @@ def _queried(bench: Bench, spark: SparkSession, fmt: str, dsn: str, sizes: tuple
     place = bench.scratch / fmt
     place.mkdir()
     create(dsn, rows)
-    lake, options = lake_of(spark, fmt, place / "lake"), PipelineOptions(interval_seconds=_MERGE_SECONDS)
-    table, warm = place / "lake" / "public" / TABLE, bench.size(full=15, quick=1)
+    (place / "shop.yaml").write_text(
+        _CONFIG.format(pipeline=PIPELINE, dsn=dsn, table=TABLE, format=fmt, interval=_MERGE_SECONDS)
+    )
+    lake, warm = place / "lake", bench.size(full=_WARM_SECONDS, quick=1)
     asked: list[tuple[float, float, int]] = []
     plain: list[float] = []
-    with Pipeline(Postgres(dsn, tables=[TABLE]), lake, name=PIPELINE, options=options) as pipeline:
-        pipeline.sync_once()
-        running = threading.Thread(target=pipeline.run)
-        running.start()
+
+    def ask() -> None:
+        started = time.time()
+        newest = _newest(current(spark, lake, f"public.{TABLE}"))
+        asked.append((started, time.time(), newest))
+
+    subprocess.run([sys.executable, "-m", "lakefeed", "sync", "shop.yaml"], cwd=place, check=True, stdout=2)
+    with _running(place):
         with writing(dsn, place / "ticks", rows=rows, seconds=seconds + warm, size=SIZE, rate=RATE):
             deadline = time.monotonic() + seconds + warm + 60
             while not (place / "ticks").exists() and time.monotonic() < deadline:
-                started = time.time()
-                newest = _newest(current(spark, lake, f"public.{TABLE}"))
-                asked.append((started, time.time(), newest))
+                ask()
                 if len(asked) % 10 == 1:  # the first one, too: a slow machine asks few
                     started = time.time()
-                    _newest(_plain(spark, fmt, table))
+                    _newest(spark.read.format(fmt).load(str(lake / "public" / TABLE)))
                     plain.append(time.time() - started)
         commits = json.loads((place / "ticks").read_text())
         while not asked or asked[-1][2] < len(commits):  # the last transactions may not be in the journal yet
-            started = time.time()
-            newest = _newest(current(spark, lake, f"public.{TABLE}"))
-            asked.append((started, time.time(), newest))
-            assert time.monotonic() < deadline, f"only {newest} of {len(commits)} transactions are shown"
-        pipeline.stop()
-        running.join()
-        pipeline.uninstall()
+            ask()
+            assert time.monotonic() < deadline, f"only {asked[-1][2]} of {len(commits)} transactions are shown"
     skipped = warm * RATE // SIZE
     waits = [
         next(ended for _, ended, newest in asked if newest >= tick) - committed
@@ -138,5 +146,15 @@ def _newest(rows: DataFrame) -> int:
     return int(found[0] or 0)
 
 
-def _plain(spark: SparkSession, fmt: str, table: Path) -> DataFrame:
-    return spark.read.format(fmt).load(str(table))
+@contextlib.contextmanager
+def _running(place: Path) -> Iterator[None]:
+    """``lakefeed run``, stopped at the end of the block as Ctrl-C stops it."""
+    process = subprocess.Popen([sys.executable, "-m", "lakefeed", "run", "shop.yaml"], cwd=place, stdout=2)
+    try:
+        yield
+        assert process.poll() is None, "the pipeline has ended"
+        process.send_signal(signal.SIGINT)
+        process.wait(_STOP_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
