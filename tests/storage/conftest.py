@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.storage.azurite import Azurite
 
 from lakefeed.testing.server.object_store import Moto, Seaweed
 
@@ -22,12 +21,6 @@ def seaweed() -> Iterator[Seaweed]:
 def moto() -> Iterator[Moto]:
     with Moto.start() as server:
         server.bucket("lakefeed")
-        yield server
-
-
-@pytest.fixture(scope="session")
-def azurite() -> Iterator[Azurite]:
-    with Azurite.start() as server:
         yield server
 
 

@@ -131,7 +131,7 @@ def test_credentials_of_azure_from_options_and_from_the_environment(
 ) -> None:
     assert azure(options) == expected
     found = Azure().file_io(Place(ACCOUNT, options))
-    places = {"io-impl", "adls.account-name", *(f"adls.{kind}-storage-{part}" for kind in ("blob", "dfs")
+    places = {"io-impl", "py-io-impl", "adls.account-name", *(f"adls.{kind}-storage-{part}" for kind in ("blob", "dfs")
               for part in ("authority", "scheme"))}  # fmt: skip
     assert {name: value for name, value in found.items() if name not in places} == {
         f"adls.{name}": value for name, value in iceberg.items()

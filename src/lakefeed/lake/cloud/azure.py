@@ -134,7 +134,11 @@ class Azure(Cloud):
             "dfs-storage-scheme": at.scheme,
             **at.credentials(),
         }
-        return {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"} | {f"adls.{name}": own[name] for name in own}
+        return {
+            "io-impl": "org.apache.iceberg.hadoop.HadoopFileIO",
+            "py-io-impl": "lakefeed.lake.iceberg.azure.AzureFileIO",
+            **{f"adls.{name}": value for name, value in own.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ WITHOUT_CONNECT = (
 )
 _SECONDS = (10.0, 60.0)
 """To connect to a REST catalog, and between two bytes of its answer."""
-_OF_STORES = ("s3.", "client.", "adls.", "gcs.")
+_OF_STORES = ("s3.", "client.", "adls.", "gcs.", "py-io-impl")
 """The prefixes of properties that Iceberg in Java and pyiceberg share."""
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.storage.azurite import ADDRESSES, Azurite
+from tests.storage.azure.azurite import ADDRESSES, Azurite
 
 from lakefeed import Pipeline, Sqlite
 from lakefeed.storage.base import Storage

@@ -17,7 +17,7 @@ from lakefeed.testing.server.base import Server, free_port
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # every Azurite's
-PROGRAM = Path(__file__).parents[2] / ".azurite/node_modules/.bin/azurite-blob"
+PROGRAM = Path(__file__).parents[3] / ".azurite/node_modules/.bin/azurite-blob"
 ADDRESSES = ("az://lakefeed", f"abfs://lakefeed@{ACCOUNT}.dfs.core.windows.net")
 
 

@@ -14,7 +14,6 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.crash.process import PipelineDirectory
-from tests.storage.azurite import ACCOUNT, ADDRESSES, KEY, Azurite
+from tests.storage.azure.azurite import ACCOUNT, ADDRESSES, KEY, Azurite
 from tests.storage.on_store import (
     OnStore,
     read_store,
@@ -31,7 +30,6 @@ from tests.storage.on_store import (
     require_sparks_commits,
 )
 
-from lakefeed import spark_session
 from lakefeed.lake.delta.log import put_commit
 from lakefeed.lake.location import spark_options, spark_path
 from lakefeed.lake.spark.error import ConcurrentModification
@@ -41,20 +39,6 @@ from lakefeed.testing.mode_contract import KeylessContract, MirrorContract
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """With Azure's connector, and without that of S3."""
-    session = spark_session("lakefeed-azure", formats=("delta", "iceberg"), stores=("azure",))
-    yield session
-    session.stop()
-
-
-@pytest.fixture(params=ADDRESSES, ids=["az", "abfs"])
-def place(azurite: Azurite, request: pytest.FixtureRequest) -> str:
-    """An empty one."""
-    return f"{request.param}/{uuid.uuid4().hex}"
 
 
 class OnAzure(OnStore):
