@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import signal
 import socket
+import sys
 import tempfile
 import urllib.request
 from contextlib import suppress
@@ -21,9 +22,28 @@ PROGRAM = Path(__file__).parents[3] / ".azurite/node_modules/.bin/azurite-blob"
 ADDRESSES = ("az://lakefeed", f"abfs://lakefeed@{ACCOUNT}.dfs.core.windows.net")
 
 
+class FrontServer(Server):
+    """See ``front``."""
+
+    orderly, crash = signal.SIGTERM, signal.SIGKILL
+    port_is_taken = "Address already in use"
+
+    def __init__(self, directory: Path, port: int, target: int) -> None:
+        super().__init__(directory, port)
+        self._target = target
+
+    def command(self) -> list[str]:
+        return [sys.executable, str(Path(__file__).with_name("front.py")), str(self.port), str(self._target)]
+
+    def answers(self) -> bool:
+        return _is_open(self.port)
+
+
 class Azurite(Server):
     orderly, crash = signal.SIGTERM, signal.SIGKILL
     port_is_taken = "EADDRINUSE"
+
+    front: FrontServer
 
     @classmethod
     def start(cls) -> Azurite:
@@ -31,24 +51,29 @@ class Azurite(Server):
         server = cls(Path(tempfile.mkdtemp(prefix="lakefeed-azurite-")), free_port())
         try:
             server.begin()
+            server.front = FrontServer(Path(tempfile.mkdtemp(prefix="lakefeed-front-")), free_port(), server.port)
+            server.front.begin()
             server.container("lakefeed")
         except BaseException:
             server.close()
             raise
         return server
 
+    def close(self) -> None:
+        if hasattr(self, "front"):
+            self.front.close()
+        super().close()
+
     def command(self) -> list[str]:
         place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(self.directory / "data")]
         return [str(PROGRAM), *place, "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
 
     def answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
+        return _is_open(self.port)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
+        return f"http://127.0.0.1:{self.front.port}/{ACCOUNT}"
 
     @property
     def options(self) -> dict[str, str]:
@@ -64,3 +89,9 @@ class Azurite(Server):
         request = urllib.request.Request(f"{self.endpoint}/{name}?restype=container", method="PUT", headers=headers)
         with urllib.request.urlopen(request, timeout=10):
             pass
+
+
+def _is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
