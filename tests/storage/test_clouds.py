@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from lakefeed.errors import ConfigError
+from lakefeed.app.output import with_file
+from lakefeed.errors import ConfigError, StorageUnavailableError
 from lakefeed.lake.cloud.azure import Azure
 from lakefeed.lake.cloud.base import Place
 from lakefeed.lake.cloud.google import Google
 from lakefeed.lake.cloud.registry import CLOUDS, cloud_of
 from lakefeed.lake.location import delta_uri, file_io, filesystem, iceberg_uri, spark_options, spark_path, stores_of
+from lakefeed.lake.spark.error import first_line
 from lakefeed.lake.spark.jars import coordinates_of, excludes_of
-from lakefeed.storage.location import SCHEMES
+from lakefeed.storage.location import SCHEMES, give_options, options_of, removal
 
 ACCOUNT = "abfss://box@shop.dfs.core.windows.net/lake"
 HOST = "shop.dfs.core.windows.net"
@@ -89,7 +91,7 @@ def test_an_address_without_an_account_says_how_to_name_one(monkeypatch: pytest.
     ("options", "expected", "iceberg"),
     [
         ({"account_key": KEY}, {"account.auth.type": "SharedKey", "account.key": KEY}, {"account-key": KEY}),
-        ({"sas_token": f"?{SAS}"}, {"account.auth.type": "SAS", "sas.fixed.token": SAS}, {"sas-token": SAS}),
+        ({"sas_token": f"?{SAS}"}, {"account.auth.type": "SAS", "sas.fixed.token": SAS}, {"sas-token": f"?{SAS}"}),
         (
             PRINCIPAL,
             {
@@ -186,3 +188,47 @@ def test_google_with_another_endpoint() -> None:
     assert found["fs.gs.storage.root.url"] == "http://127.0.0.1:4443/"
     assert found["fs.gs.auth.type"] == "UNAUTHENTICATED"
     assert Google().filesystem(Place("gs://box/lake", options))[1] == "box/lake"
+
+
+@pytest.mark.parametrize("name", ["account_name", "azure_storage_account_name", ""])
+def test_options_of_a_container_hold_for_each_of_its_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    options = {"account_key": KEY, **({name: "shop"} if name else {})}
+    if not name:
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "shop")
+    box = f"named-{name or 'elsewhere'}".replace("_", "-")
+    give_options(f"az://{box}/lake", options)
+    assert options_of(spark_path(f"az://{box}/other")) == options
+    assert options_of(f"abfs://{box}@shop.blob.core.windows.net/lake") == options
+    assert options_of(f"abfss://{box}@another.dfs.core.windows.net/lake") == {}, "another account's container"
+
+
+def test_other_accounts_do_not_get_the_options_of_one() -> None:
+    give_options("abfss://two@first.dfs.core.windows.net/a", {"account_key": "b25l"})
+    give_options("abfss://two@second.dfs.core.windows.net/a", {"account_key": "dHdv"})
+    assert options_of("abfss://two@first.dfs.core.windows.net/b") == {"account_key": "b25l"}
+    assert options_of("abfss://two@second.dfs.core.windows.net/b") == {"account_key": "dHdv"}
+
+
+@pytest.mark.parametrize(
+    ("address", "command"),
+    [
+        ("/lake/a b.json", "rm '/lake/a b.json'"),
+        ("s3a://box/a b.json", "aws s3 rm 's3://box/a b.json'"),
+        ("gs://box/a.json", "gcloud storage rm gs://box/a.json"),
+        ("az://box/l/a.json", "az storage blob delete --container-name box --name l/a.json"),
+        (
+            "abfss://box@shop.dfs.core.windows.net/l/a.json",
+            "az storage blob delete --account-name shop --container-name box --name l/a.json",
+        ),
+    ],
+)
+def test_the_command_that_removes_a_file_of_a_store(address: str, command: str) -> None:
+    assert removal(address) == command
+
+
+def test_messages_do_not_have_the_signature_of_a_sas_token() -> None:
+    """obstore, deltalake and pyarrow show the whole address that they asked."""
+    text = "PUT http://shop/box/a?sv=2026&sig=2TlrxW0V%2BSs9%3D&se=1 failed"
+    for shown in (str(StorageUnavailableError(text)), first_line(OSError(text)), with_file(text)):
+        assert "2TlrxW0V" not in shown
+        assert "sig=…&se=1 failed" in shown

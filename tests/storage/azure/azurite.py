@@ -11,8 +11,9 @@ import sys
 import tempfile
 import urllib.request
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlencode
 
 from lakefeed.testing.server.base import Server, free_port
 
@@ -78,6 +79,25 @@ class Azurite(Server):
     @property
     def options(self) -> dict[str, str]:
         return {"account_name": ACCOUNT, "account_key": KEY, "endpoint": self.endpoint, "allow_http": "true"}
+
+    def sas(self) -> str:
+        """A token for all containers, with the rights that the documentation asks for."""
+        until = f"{datetime.now(UTC) + timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
+        given = {
+            "sp": "rwdlac",
+            "ss": "b",
+            "srt": "co",
+            "st": "",
+            "se": until,
+            "sip": "",
+            "spr": "",
+            "sv": "2020-08-04",
+        }
+        text = "".join(f"{value}\n" for value in (ACCOUNT, *given.values()))
+        digest = hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()
+        return urlencode(
+            {**{name: one for name, one in given.items() if one}, "sig": base64.b64encode(digest).decode()}
+        )
 
     def container(self, name: str) -> None:
         """Make one, by a request that is signed with the account's key: obstore makes none."""

@@ -51,6 +51,11 @@ class Front(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = forward  # noqa: N815  # the library's names
 
+    def handle_expect_100(self) -> bool:
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()  # the client waits for it
+        return goes_on
+
     def log_message(self, *_: Any) -> None:
         pass
 

@@ -213,7 +213,7 @@ class _Container:
             case "key":
                 return {"account-key": given["account_key"]}
             case "sas":
-                return {"sas-token": given["sas_token"].removeprefix("?")}
+                return {"sas-token": f"?{given['sas_token'].removeprefix('?')}"}  # pyarrow appends it to an address
             case "secret":
                 return {name.replace("_", "-"): given[name] for name in ("tenant_id", "client_id", "client_secret")}
             case "managed" if "client_id" in given:
