@@ -52,9 +52,9 @@ connect: setup ## Run the tests of Spark Connect, with its client in .venv-conne
 	@bash scripts/connect.sh
 	.venv-connect/bin/python -m pytest tests/cluster/test_connect.py tests/cluster/test_connect_iceberg.py -m slow -n 0
 
-azure: venv ## Run the contract of storage and a journal in Azurite, which emulates Azure Blob Storage (needs npm)
+azure: venv ## Run the contract of storage, a journal and tables in Azurite, which emulates Azure Blob Storage (needs npm)
 	npm install --silent --no-save --prefix .azurite azurite
-	$(BIN)/python -m pytest tests/storage/azure.py -n 0
+	$(BIN)/python -m pytest tests/storage/azure/storage.py tests/storage/azure/delta.py tests/storage/azure/iceberg.py -n 0
 
 browser: venv ## Run the tests of the dashboard in Chromium (Debian: sudo apt-get install chromium)
 	$(BIN)/python -m pytest tests/monitor -m browser -n 0

@@ -55,8 +55,14 @@ _CALL = re.compile(
     r"\blakefeed (?:(check|plan|sync|run|status|maintain|uninstall)(?: FILE\b(?! --)|(?=[`.,;:]|$))"
     r"|(rebuild|diff) FILE (\w++(?:\.\w++)*+)( --from-source)?+(?! --))"
 )
+_SIGNATURE = re.compile(r"(\bsig=)[^&\s'\"…]+", re.IGNORECASE)
 _Told = TypeVar("_Told")
 _METHODS = {"sync": "sync_once", "diff": "full_diff"}
+
+
+def without_signature(text: str) -> str:
+    """A message without the signatures of SAS tokens: libraries put whole addresses into their errors."""
+    return _SIGNATURE.sub(r"\1…", text)
 
 
 def with_file(text: str, file: str) -> str:
@@ -103,6 +109,7 @@ class LakefeedError(Exception):
     default_remedy: ClassVar[str] = "See the message; nothing was lost, and the command can be run again."
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        message = without_signature(message)
         super().__init__(message)
         self.message = message
         self.remedy = remedy or self.default_remedy

@@ -201,7 +201,6 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
         ("path: ./lake", "path: hdfs://host/lake", "lake.path: Lakefeed knows no storage for hdfs://"),
-        ("path: ./lake", "path: gs://bucket/lake", "lake.path: of object stores, tables can only be in one with S3"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
 )  # fmt: skip

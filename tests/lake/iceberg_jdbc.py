@@ -19,7 +19,7 @@ from lakefeed.lake.base import Applied
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.lake.route import Rule
-from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of
+from lakefeed.lake.spark.jars import coordinates_of, excludes_of
 from lakefeed.lake.spark.session import spark_session
 from lakefeed.testing.builders import batch, table
 from lakefeed.testing.format_contract import one
@@ -30,7 +30,7 @@ def main(root: Path, driver: str, store: str, options: str) -> None:
     # Catalog and driver must come from one class loader, so both are left to Spark's resolver here.
     packages = f"{coordinates_of(('iceberg',), ('s3',))},{driver}"
     settings = {
-        "spark.driver.extraClassPath": "", "spark.jars.packages": packages, "spark.jars.excludes": STORE_EXCLUDES,
+        "spark.driver.extraClassPath": "", "spark.jars.packages": packages, "spark.jars.excludes": excludes_of(("s3",)),
     }  # fmt: skip
     spark = spark_session("lakefeed-jdbc", settings=settings, formats=("iceberg",))
     for name, path, storage in (("disk", str(root / "lake"), {}), ("store", store, json.loads(options))):

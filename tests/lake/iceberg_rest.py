@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,19 @@ _WANTED = f"""
 
 
 @contextmanager
-def rest_catalog(place: Path, warehouse: str | None = None, file_io: Mapping[str, str] | None = None) -> Iterator[str]:
+def rest_catalog(
+    place: Path,
+    warehouse: str | None = None,
+    file_io: Mapping[str, str] | None = None,
+    hadoop: Mapping[str, str] | None = None,
+    jars: Sequence[str] = (),
+) -> Iterator[str]:
     """The address of a running server, which keeps its catalog in ``place`` and the tables in ``warehouse``, else in
-    ``place/warehouse``. ``file_io`` are the properties by which it reaches an object store.
+    ``place/warehouse``. ``file_io`` are the properties by which it reaches an object store, ``hadoop`` those of
+    Hadoop's connector, which is in ``jars``.
     """
     port, password, process = launch_gateway(
-        classpath=":".join(_class_path()),
+        classpath=":".join([*_class_path(), *jars]),
         jarpath=str(next(_SPARK.glob("py4j-*.jar"))),
         java_path=str(find_java().home / "bin" / "java"),
         die_on_exit=True,
@@ -57,7 +64,7 @@ def rest_catalog(place: Path, warehouse: str | None = None, file_io: Mapping[str
     )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=password, auto_convert=True))
     try:
-        server = _started(gateway.jvm, place, warehouse or f"file://{place / 'warehouse'}", file_io or {})
+        server = _started(gateway.jvm, place, warehouse or f"file://{place / 'warehouse'}", file_io or {}, hadoop or {})
         yield f"http://127.0.0.1:{server.getURI().getPort()}"
         server.stop()
     finally:
@@ -74,7 +81,7 @@ def _ended(process: Any) -> None:
         process.wait()
 
 
-def _started(jvm: Any, place: Path, warehouse: str, file_io: Mapping[str, str]) -> Any:
+def _started(jvm: Any, place: Path, warehouse: str, file_io: Mapping[str, str], hadoop: Mapping[str, str]) -> Any:
     properties = {
         **file_io,
         "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
@@ -83,7 +90,10 @@ def _started(jvm: Any, place: Path, warehouse: str, file_io: Mapping[str, str]) 
         "warehouse": warehouse,
     }
     iceberg, jetty = jvm.org.apache.iceberg, jvm.org.eclipse.jetty
-    backend = iceberg.CatalogUtil.buildIcebergCatalog("backend", properties, jvm.org.apache.hadoop.conf.Configuration())
+    configuration = jvm.org.apache.hadoop.conf.Configuration()
+    for name, value in hadoop.items():
+        configuration.set(name, value)
+    backend = iceberg.CatalogUtil.buildIcebergCatalog("backend", properties, configuration)
     servlet = iceberg.rest.RESTCatalogServlet(iceberg.rest.RESTCatalogAdapter(backend))
     handler = jetty.ee10.servlet.ServletContextHandler()
     handler.addServlet(jetty.ee10.servlet.ServletHolder(servlet), "/*")

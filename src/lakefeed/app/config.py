@@ -193,6 +193,16 @@ class StorageConfig(Section):
     access_key_id: Text | None = Field(default=None, repr=False, description="Better: set AWS_ACCESS_KEY_ID.")
     secret_access_key: Text | None = Field(default=None, repr=False, description="Write ${NAME}, from the environment.")
     session_token: Text | None = Field(default=None, repr=False, description="Write ${NAME}, from the environment.")
+    account_name: Text | None = Field(default=None, description="Azure: the storage account, if no address names it.")
+    account_key: Text | None = Field(default=None, repr=False, description="Azure: its key. Write ${NAME}.")
+    sas_token: Text | None = Field(default=None, repr=False, description="Azure: a SAS token. Write ${NAME}.")
+    tenant_id: Text | None = Field(default=None, description="Azure: the service principal's tenant.")
+    client_id: Text | None = Field(
+        default=None, description="Azure: the service principal, or the managed identity if there are several."
+    )
+    client_secret: Text | None = Field(
+        default=None, repr=False, description="Azure: the service principal's secret. Write ${NAME}."
+    )
     allow_http: bool = Field(default=False, description="Send requests without encryption.")
     options: dict[str, str] = Field(
         default_factory=dict, repr=False, description="Other options, by the names of obstore and deltalake."
@@ -247,7 +257,8 @@ class JournalConfig(Section):
 
     path: Text | None = Field(
         default=None,
-        description="Where the journal and the pipeline's state are, if not below lake.path: a directory or s3://….",
+        description="Where the journal and the pipeline's state are, if not below lake.path: a directory, or "
+        "an address of an object store.",
     )
     lease_seconds: float = Field(
         default=45.0, ge=3, le=3600, description="In an object store: a standby takes over after so long a silence."
@@ -365,11 +376,6 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
 
 def _place(key: str, text: str, directory: Path) -> str:
     """An object store's URI as it is; a path, or a file: URL, as an absolute path."""
-    if is_remote(text) and key == "lake.path" and not text.startswith(("s3://", "s3a://")):
-        raise ConfigError(
-            f"lake.path: of object stores, tables can only be in one with S3's protocol, not in {text}",
-            remedy="Write a path such as ./lake, or s3://bucket/lake. Only the journal can be there: set journal.path.",
-        )
     if is_remote(text):
         return text.rstrip("/")
     scheme, separator, rest = text.partition("://")
@@ -377,7 +383,7 @@ def _place(key: str, text: str, directory: Path) -> str:
         known = ", ".join(f"{one}://" for one in SCHEMES)
         raise ConfigError(
             f"{key}: Lakefeed knows no storage for {scheme}://",
-            remedy=f"Write a path such as ./lake, or a URI: s3://…, and for journal.path {known}.",
+            remedy=f"Write a path such as ./lake, or a URI of {known}.",
         )
     return str((directory / Path(rest if separator else text).expanduser()).resolve())
 

@@ -40,7 +40,8 @@ def set_file(file: Path | None) -> None:
 
 
 def with_file(text: str) -> str:
-    """A message with the user's configuration file in its commands."""
+    """A message with the user's configuration file in its commands, and without credentials that a library shows."""
+    text = errors.without_signature(text)
     return text if _file is None else errors.with_file(text, _file)
 
 
@@ -69,7 +70,7 @@ def show_event(message: str, fields: Mapping[str, Any] | None = None) -> None:
     """One log line as JSON: time, level, logger, message and ``fields``."""
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": "info", "logger": "lakefeed", "message": message, **(fields or {})}
-    typer.echo(json.dumps(line, ensure_ascii=False, default=str), err=True)
+    typer.echo(errors.without_signature(json.dumps(line, ensure_ascii=False, default=str)), err=True)
 
 
 def show_object(data: dict[str, Any]) -> None:

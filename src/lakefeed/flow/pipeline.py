@@ -37,6 +37,7 @@ from lakefeed.errors import (
     TableStoppedError,
     for_reader,
     told,
+    without_signature,
 )
 from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
@@ -531,7 +532,7 @@ class Pipeline:
             # An unavailable store takes no report; everything is closed all the same.
             with suppress(StorageUnavailableError):
                 if isinstance(error, Exception) and not isinstance(error, LeaseError) and self.state.has_folder():
-                    text, remedy = f"{type(error).__name__}: {error}", None
+                    text, remedy = without_signature(f"{type(error).__name__}: {error}"), None
                     if isinstance(error, LakefeedError):
                         text, remedy = error.message, error.remedy
                     last = Liveness.read(self.state)  # what it says about single tables still holds

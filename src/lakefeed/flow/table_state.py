@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from lakefeed.lake.mode import Mode, mode_from_json
 from lakefeed.lake.route import Part, Route
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.storage.base import Storage
-from lakefeed.storage.location import storage_at
+from lakefeed.storage.location import removal, storage_at
 
 log = logging.getLogger(__name__)
 
@@ -146,11 +145,10 @@ class TableStates:
                 state = TableState.from_json(body)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LakefeedError) as error:
                 path = self._files.place(name)
-                command = "aws s3 rm" if path.startswith("s3:") else "rm"
                 raise JournalDamagedError(
                     f"the table state {path} cannot be read: {getattr(error, 'message', error)}",
                     remedy="Restore it from a backup, or remove it, and the next start copies this one table again: "
-                    f"{command} {shlex.quote(path)}",
+                    f"{removal(path)}",
                 ) from error
             self._states[state.table] = state
 

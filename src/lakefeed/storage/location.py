@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +26,8 @@ def is_remote(address: Path | str) -> bool:
     return match is not None and match[1].lower() in SCHEMES and "://" in str(address)
 
 
+_AZURE = ("abfs", "abfss", "az")
+_ACCOUNT = ("account_name", "azure_storage_account_name")
 _given: dict[str, dict[str, str]] = {}
 """Options by bucket. Options given for one address apply to its whole bucket, in this process."""
 
@@ -36,7 +40,12 @@ def give_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
     if not is_remote(address):
         return dict(options)
     if options:
-        _given[_bucket(address)] = dict(options)
+        bucket = _bucket(address)
+        account = next((options[name] for name in _ACCOUNT if name in options), None)
+        account = account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        _given[bucket] = dict(options)
+        if bucket.startswith("az:") and "@" not in bucket and account:
+            _given[f"{bucket}@{account}"] = dict(options)  # as Spark and catalogs write it
     return options_of(address)
 
 
@@ -50,8 +59,29 @@ def options_of(address: str) -> dict[str, str]:
 
 
 def _bucket(address: str) -> str:
+    """Without what different names of one bucket differ in: the scheme, and the domain of Azure."""
     parts = urlsplit(address)
-    return f"{'s3' if parts.scheme.lower() == 's3a' else parts.scheme.lower()}://{parts.netloc}"
+    scheme = parts.scheme.lower()
+    if scheme in _AZURE:
+        container, separator, host = parts.netloc.rpartition("@")
+        return f"az://{container}@{host.partition('.')[0]}" if separator else f"az://{host}"
+    return f"{'s3' if scheme == 's3a' else scheme}://{parts.netloc}"
+
+
+def removal(address: str) -> str:
+    """The command of a shell that removes one file of a storage."""
+    parts = urlsplit(address)
+    scheme, path = parts.scheme.lower(), parts.path.strip("/")
+    if scheme in ("s3", "s3a"):
+        return f"aws s3 rm {shlex.quote(f's3://{parts.netloc}/{path}')}"
+    if scheme == "gs":
+        return f"gcloud storage rm {shlex.quote(address)}"
+    if scheme in _AZURE:
+        container, _, host = parts.netloc.rpartition("@")
+        account = f"--account-name {shlex.quote(host.partition('.')[0])} " if container else ""
+        place = f"--container-name {shlex.quote(container or host)} --name {shlex.quote(path)}"
+        return f"az storage blob delete {account}{place}"
+    return f"rm {shlex.quote(address)}"
 
 
 def local_root(root: Path | str) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError
+from lakefeed.errors import LakefeedError, without_signature
 from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.journal.commit import Commit
@@ -116,7 +116,7 @@ class Activity(Listener):
             self._remember(str(table), message, remedy)
 
     def retrying(self, error: Exception, seconds: float) -> None:  # noqa: ARG002
-        text, remedy = str(error), ""
+        text, remedy = without_signature(str(error)), ""
         if isinstance(error, LakefeedError):
             text, remedy = error.message, error.remedy
         with self._lock:

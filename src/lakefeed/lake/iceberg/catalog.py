@@ -18,7 +18,7 @@ from urllib.parse import quote
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.lake.formats import other_format_at
-from lakefeed.lake.location import delta_uri, escaped, file_io, filesystem, spark_path
+from lakefeed.lake.location import escaped, file_io, filesystem, iceberg_uri, spark_path
 from lakefeed.storage.location import is_remote
 
 CATALOGS = ("glue", "hadoop", "hive", "jdbc", "rest")
@@ -33,7 +33,7 @@ WITHOUT_CONNECT = (
 )
 _SECONDS = (10.0, 60.0)
 """To connect to a REST catalog, and between two bytes of its answer."""
-_OF_STORES = ("s3.", "client.")
+_OF_STORES = ("s3.", "client.", "adls.", "gcs.", "py-io-impl")
 """The prefixes of properties that Iceberg in Java and pyiceberg share."""
 
 
@@ -68,7 +68,7 @@ class IcebergCatalog:
         if kind != "hadoop" and "uri" not in properties and kind != "glue":
             raise ConfigError(f"an Iceberg catalog of type {kind} needs its address", remedy="Add lake.catalog.uri.")
         if kind in _OWN_WAREHOUSE:
-            properties.setdefault("warehouse", delta_uri(root) if is_remote(root) else spark_path(root))
+            properties.setdefault("warehouse", iceberg_uri(root))
         properties = {**file_io(root), **properties}
         if kind == "jdbc":
             properties.setdefault("jdbc.schema-version", "V1")  # what pyiceberg makes, and expects
@@ -334,11 +334,11 @@ def refuse_moved(metadata: Metadata, directory: str) -> None:
 
 
 def _plain_path(address: str) -> str:
-    """A path without ``file:``, a URI with ``s3`` for every scheme of S3."""
-    text = address.rstrip("/")
+    """A path without ``file:``, a URI as catalogs have it."""
+    text = address.rstrip("/").replace("s3n://", "s3://", 1)
     if text.startswith("file:"):
         return "/" + text.removeprefix("file:").lstrip("/")
-    return "s3://" + text.partition("://")[2] if text.startswith(("s3a://", "s3n://")) else text
+    return iceberg_uri(text) if is_remote(text) else text
 
 
 def _lacking(what: str, error: ImportError) -> ConfigError:

@@ -114,8 +114,9 @@ class IcebergFormat(RoutedFormat):
         self._spark = spark
         self._catalog = catalog
         self._routes = routes
-        self._sessions = Sessions(spark, {**catalog.settings(), **spark_options(catalog.root), POOL: pipeline})
-        self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child)
+        hadoop = spark_options(catalog.root)
+        self._sessions = Sessions(spark, {**catalog.settings(), **hadoop, POOL: pipeline})
+        self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child, hadoop)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
         self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # by stored table: its parts commit one at a time

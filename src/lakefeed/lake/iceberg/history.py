@@ -17,7 +17,7 @@ from lakefeed.errors import LakeError
 from lakefeed.lake.history import LogCommit, noted
 from lakefeed.lake.iceberg.catalog import HadoopMetadata, IcebergCatalog
 from lakefeed.lake.iceberg.record import COMMIT, OWNER, Record, summary_of
-from lakefeed.lake.location import spark_path
+from lakefeed.lake.location import spark_options, spark_path
 from lakefeed.lake.spark.driver import Driver
 from lakefeed.lake.spark.session import checked_session
 from lakefeed.lake.spark.type import quoted
@@ -79,7 +79,7 @@ class IcebergHistory:
             reader = session.read.format("iceberg").option("versionAsOf", str(version))
             return reader.load(spark_path(self._catalog.location(self._table)))
         child = Driver(session).child()
-        for name, value in self._catalog.settings().items():
+        for name, value in {**self._catalog.settings(), **spark_options(self._catalog.root)}.items():
             child.conf.set(name, value)
         namespace, name = self._catalog.identifier(self._table)
         full = ".".join(map(quoted, (self._catalog.name, *namespace, name)))

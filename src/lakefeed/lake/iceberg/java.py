@@ -41,12 +41,22 @@ _POSITION_FIELD = 2147483645  # the id that the table specification gives to a r
 
 
 class JavaCatalog:
-    """One catalog, opened at its first use. Threads may use different tables of it at the same time."""
+    """One catalog, opened at its first use. Threads may use different tables of it at the same time.
 
-    def __init__(self, name: str, properties: Mapping[str, str], spark: Callable[[], SparkSession]) -> None:
+    ``hadoop`` are settings for Hadoop's file systems, beside those of the Spark context.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        properties: Mapping[str, str],
+        spark: Callable[[], SparkSession],
+        hadoop: Mapping[str, str] | None = None,
+    ) -> None:
         self._name = name
         self._properties = properties
         self._spark = spark
+        self._hadoop = dict(hadoop or {})
         self._lock = threading.Lock()
         self._opened: tuple[Any, Any] | None = None
 
@@ -58,6 +68,10 @@ class JavaCatalog:
                 jvm: Any = context._jvm
                 properties = _java_map(jvm, self._properties)
                 hadoop = context._jsc.hadoopConfiguration()
+                if self._hadoop:
+                    hadoop = jvm.org.apache.hadoop.conf.Configuration(hadoop)
+                    for name, value in self._hadoop.items():
+                        hadoop.set(name, value)
                 found = _iceberg(jvm, "CatalogUtil").buildIcebergCatalog(self._name, properties, hadoop)
                 self._opened = (jvm, found)
             return self._opened

@@ -19,6 +19,7 @@ from lakefeed.errors import (
     RebuildNeededError,
     SparkSetupError,
     TableStoppedError,
+    without_signature,
 )
 
 _CONFLICTS = frozenset(
@@ -270,4 +271,4 @@ def first_line(error: BaseException) -> str:
     """An error's first sentence, without the pages of Java that may follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(("An error occurred while calling", "at ", "Traceback"))]
-    return (own or lines or [type(error).__name__])[0][:300]
+    return without_signature((own or lines or [type(error).__name__])[0])[:300]

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from lakefeed.lake.cloud.registry import CLOUDS
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.java import cache_directory, find_java
 
@@ -27,28 +28,17 @@ _LONGEST_NAME = 150
 _VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
 
 
-_SDK = "2.29.52"
-STORES = {
-    "s3": (
-        "org.apache.hadoop:hadoop-aws:3.4.2",
-        *(f"software.amazon.awssdk:{module}:{_SDK}" for module in ("s3", "s3-transfer-manager", "sts")),
-    )
-}
-"""What a session needs to write to an object store, by scheme: Hadoop's connector, in the version of Spark's Hadoop,
-and the modules of Amazon's library that it uses."""
-FILE_IO = {"s3": tuple(f"software.amazon.awssdk:{module}:{_SDK}" for module in ("kms", "url-connection-client"))}
-"""What Iceberg's own file system (S3FileIO, in the format's jar) needs besides: 2 MB. Iceberg's bundle of that library
-has 69 MB, in another version than the connector's, and the two versions conflict."""
-STORE_EXCLUDES = "software.amazon.awssdk:bundle"
-"""All of Amazon's library, 642 MB, which the connector asks for; the modules above need 15 MB."""
-
-
 def coordinates_of(formats: Sequence[str] = ("delta",), stores: Sequence[str] = ()) -> str:
     """The value of ``spark.jars.packages``."""
     found = [FORMATS[name].coordinates for name in sorted(set(formats))]
     for store in sorted(set(stores)):
-        found += [*STORES[store], *(FILE_IO[store] if "iceberg" in formats else ())]
+        found += [*CLOUDS[store].packages, *(CLOUDS[store].iceberg_packages if "iceberg" in formats else ())]
     return ",".join(found)
+
+
+def excludes_of(stores: Sequence[str]) -> str:
+    """The value of ``spark.jars.excludes``."""
+    return ",".join(name for store in sorted(set(stores)) for name in CLOUDS[store].excluded)
 
 
 def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-"""A log store with which Spark commits to Delta tables in S3 by put-if-absent. Delta itself has none.
+"""The log stores with which Spark commits to Delta tables in object stores, each entry only if there is none.
 
-Delta's log store for S3 checks whether a version exists and then puts it, so the second of two processes replaces what
-the first has written. The class below makes Hadoop's connector send ``If-None-Match: *``. Spark's own compiler for
-generated code compiles it in the JVM, and a setting names it to Delta as the log store of ``s3a``. Before Spark may
-commit, Lakefeed asks Delta which log store it would use (``commits_if_absent``).
+Before Spark may commit, Lakefeed asks Delta which log store it would use (``commits_if_absent``). Delta's own ones for
+Azure and Google are safe. Its log store for S3 checks whether a version exists and then puts it, so the second of two
+processes replaces what the first has written. The class below makes Hadoop's connector send ``If-None-Match: *``.
+Spark's own compiler for generated code compiles it in the JVM, and a setting names it to Delta as the log store of
+``s3a``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakefeed.lake.cloud.registry import cloud_of
 from lakefeed.lake.spark.driver import Driver
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLASS = "lakefeed.IfAbsent"
-_DELTAS_OWN = "io.delta.storage.S3SingleDriverLogStore"
-_SETTING = "spark.delta.logStore.s3a.impl"
 _SOURCE = """
 package lakefeed;
 
@@ -78,21 +78,25 @@ _turn = threading.Lock()
 
 
 def commits_if_absent(session: SparkSession, location: str) -> bool:
-    """Make Spark commit by put-if-absent to the Delta table at an ``s3a`` address. Does Delta confirm that it will?
+    """Make Spark's commits to the Delta table at an address of an object store, as Spark writes it, replace none. Does
+    Delta confirm that they will not?
 
     False without a JVM (Spark Connect), if the JVM lacks a class for this, or if somebody has chosen another log store.
     """
-    if not Driver(session).has_jvm:
+    cloud = cloud_of(location)
+    if cloud is None or not Driver(session).has_jvm:
         return False
     context: Any = session.sparkContext
     jvm = context._jvm
     with _turn:
         try:
             found = _log_store(jvm, session, location)
-            if found != _DELTAS_OWN:
+            if found != cloud.log_store:
                 return found == _CLASS
+            if cloud.is_log_store_safe:
+                return True
             with tempfile.TemporaryDirectory(prefix="lakefeed-classes-") as place:  # until Java has loaded it
-                _install(context, Path(place))
+                _install(context, Path(place), f"spark.delta.logStore.{location.partition('://')[0]}.impl")
                 return _log_store(jvm, session, location) == _CLASS
         except Exception as error:  # noqa: BLE001  # whatever the reason, Spark must not commit there
             log.warning("Spark cannot commit to %s: %s", location, error)
@@ -108,7 +112,7 @@ def _log_store(jvm: Any, session: SparkSession, location: str) -> str:
     return str((inner() if inner is not None else delegate).getClass().getName())
 
 
-def _install(context: Any, place: Path) -> None:
+def _install(context: Any, place: Path, setting: str) -> None:
     """Load the class from a directory, by the class loader that Spark has for added jars. Then clear Delta's cache of
     logs, which still have the old store."""
     jvm = context._jvm
@@ -120,5 +124,5 @@ def _install(context: Any, place: Path) -> None:
     for name, code in dict(compiler.getBytecodes()).items():
         (place / f"{name.replace('.', '/')}.class").write_bytes(bytes(code))
     loader.addURL(jvm.java.io.File(str(place)).toURI().toURL())
-    context._jsc.sc().conf().set(_SETTING, _CLASS)
+    context._jsc.sc().conf().set(setting, _CLASS)
     getattr(jvm, "org.apache.spark.sql.delta.DeltaLog").clearCache()

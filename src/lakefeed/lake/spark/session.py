@@ -22,7 +22,7 @@ from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.driver import CORES, Driver, installed, with_patience, workers_of
 from lakefeed.lake.spark.error import first_line, server_lost, session_lost
 from lakefeed.lake.spark.files import forget_sources, use_local_files
-from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
+from lakefeed.lake.spark.jars import coordinates_of, excludes_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
 from lakefeed.lake.spark.progress import Reports
 
@@ -74,7 +74,8 @@ def spark_session(
     """The active session of this process, checked; or a new one.
 
     ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``; ``stores`` the object stores:
-    ``s3``. ``master`` is a cluster's, or None for this machine; one small job checks the cluster's workers.
+    ``s3``, ``azure``, ``google``. ``master`` is a cluster's, or None for this machine; one small job checks the
+    cluster's workers.
     ``packages=False``: the cluster has the jars. Under spark-submit the session takes spark-submit's master, memory and
     jars. ``settings`` override Lakefeed's own. SparkSetupError says what is missing (Java, jars) and how to get it.
     """
@@ -247,7 +248,7 @@ def session_conf(
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         # Spark's own pattern, and the keys of a REST catalog's secrets: UI and event log do not show their values.
-        "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
+        "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|(access|account)[.-]?key",
         "spark.ui.showConsoleProgress": "false",
         # pyspark would note the line of Python for each expression, by a dozen calls into the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -277,7 +278,7 @@ def session_conf(
         settings["spark.driver.extraClassPath"] = os.pathsep.join(jars)
     else:
         settings["spark.jars.packages"] = coordinates_of(formats, stores)
-        settings |= {"spark.jars.excludes": STORE_EXCLUDES} if stores else {}
+        settings |= {"spark.jars.excludes": excludes_of(stores)} if stores else {}
     return SparkConf().setAll(list(settings.items()))
 
 

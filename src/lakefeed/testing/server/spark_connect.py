@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lakefeed.lake.formats import FORMATS
-from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remembered_jars
+from lakefeed.lake.spark.jars import coordinates_of, excludes_of, remembered_jars
 from lakefeed.lake.spark.java import find_java
 from lakefeed.testing.server.base import Server, free_port
 
@@ -60,7 +60,7 @@ class SparkConnect(Server):
         wanted = coordinates_of(formats, stores)
         jars = {"spark.driver.extraClassPath": os.pathsep.join(remembered_jars(wanted))}
         if not remembered_jars(wanted):
-            jars = {"spark.jars.packages": wanted} | ({"spark.jars.excludes": STORE_EXCLUDES} if stores else {})
+            jars = {"spark.jars.packages": wanted} | ({"spark.jars.excludes": excludes_of(stores)} if stores else {})
         given = {
             "spark.master": "local[2]",
             "spark.driver.memory": "700m",
