@@ -22,6 +22,8 @@ from lakefeed.errors import LakefeedError
 
 _QUIET_SECONDS = 3.0
 """A table that differs for so long, while others go on, is one of which nobody says anything."""
+_KILL_SECONDS = 60.0
+"""How long a process may take to come to the step at which it is to be killed."""
 
 
 def fail_over(world: World, chance: random.Random) -> bool:
@@ -174,7 +176,7 @@ def killed(world: World, chance: random.Random) -> bool:
 def killed_at(world: World, chance: random.Random) -> bool:
     """By a failpoint of its own."""
     with _running(world) as process:
-        until = time.monotonic() + EQUAL_SECONDS
+        until = time.monotonic() + _KILL_SECONDS
         while process.poll() is None and time.monotonic() < until:
             world.write(chance, 3)
             time.sleep(0.05)

@@ -9,11 +9,13 @@ from pathlib import Path
 from lakefeed.app.build import session_of
 from lakefeed.app.cli import main
 from lakefeed.app.config import load_config
+from lakefeed.flow import lake_side
 
 READY = "child.ready"
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
+    lake_side.TRIM_EVERY = 2  # as in ``harness.short_pauses``
     session_of(load_config(file))().range(1).count()
     file.with_name(READY).touch()
     sys.stdin.read()

@@ -46,9 +46,9 @@ ALONE_SECONDS = 0.12
 """For each fault of a lane those that stand alone get so much of the time."""
 FIRST_TIMES = 5.0
 """How many times as likely a kind is that this world has not drawn yet."""
-FAULTS_OF_A_WORLD = 600
+FAULTS_OF_A_WORLD = 1200
 """Then a new database and a new lake have their turn: comparing all rows would take longer and longer."""
-COMPARED = "waiting until lake and source are equal"
+COMPARED, STARTED = "waiting until lake and source are equal", "starting a database and its first copy"
 MOST_FINDINGS = 5
 """Of one source and format; then the next ones have their turn."""
 
@@ -138,15 +138,16 @@ def run(
     until = time.monotonic() + seconds
     where = f"{world.source} → {world.format}, seed {seed}"
     world.start()
-    if (difference := world.wait_equal()) is not None:
+    difference = world.wait_equal()
+    result.spent[STARTED] += seconds - (until - time.monotonic())
+    if difference is not None:
         result.findings.append(f"{where}: before any fault: {difference}")
         return
     deck, done = Deck(world, kinds, seed, result), 0
     while time.monotonic() < until and done < most:
         alone = deck.alone()
-        volley = Volley(
-            world, deck, 1 if alone else min(most - done, deck.chance.randrange(FEWEST_JOINED, MOST_JOINED)), result
-        )
+        size = min(most - done, deck.chance.randrange(FEWEST_JOINED, MOST_JOINED))
+        volley = Volley(world, deck, size, result)
         difference = volley.act([alone] if alone else [])
         done += len(volley.acted)
         if difference is None:
@@ -307,8 +308,10 @@ def main(arguments: Sequence[str]) -> int:
             over = time.monotonic() + (given.seconds - (time.monotonic() - began)) / (len(worlds) - number)
             attempt, most = 0, len(result.findings) + MOST_FINDINGS
             while time.monotonic() < over and len(result.findings) < most:  # a finding ends a world: then another one
+                starting = time.monotonic()
                 world = WORLDS[source](Path(tempfile.mkdtemp(prefix="lakefeed-faults-")), lake, spark)
                 world.cluster = cluster
+                result.spent[STARTED] += time.monotonic() - starting
                 try:
                     drawn = seed + number + 1000 * attempt
                     run(world, kinds, drawn, result, seconds=over - time.monotonic(), most=FAULTS_OF_A_WORLD)

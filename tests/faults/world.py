@@ -377,7 +377,7 @@ class SqliteWorld(World):
             connection.execute("PRAGMA journal_mode=WAL")
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.directory / "shop.db", timeout=60)
+        return sqlite3.connect(self.directory / "shop.db", timeout=60, check_same_thread=False)
 
     def settings(self) -> dict[str, Any]:
         return {"kind": "sqlite", "path": str(self.directory / "shop.db"), "tables": ["*"]}
