@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests import jvm
-from tests.faults.child import READY
 from tests.faults.kind import Act
-from tests.faults.world import EQUAL_SECONDS, PostgresWorld, World
+from tests.faults.world import EQUAL_SECONDS, MysqlWorld, PostgresWorld, World
 
 from lakefeed.errors import LakefeedError
 
@@ -27,7 +26,7 @@ _KILL_SECONDS = 60.0
 
 
 def fail_over(world: World, chance: random.Random) -> bool:
-    assert isinstance(world, PostgresWorld)
+    assert isinstance(world, PostgresWorld | MysqlWorld)
     world.write(chance, 10)
     world.fail_over()
     return True
@@ -128,27 +127,26 @@ def lake_damaged(how: str) -> Act:
     return fault
 
 
-def child(world: World, _chance: random.Random, failing: str = "") -> None:
+def child(world: World, chance: random.Random, failing: str = "") -> None:
     """Start the process that ``_running`` will need, and its JVM. It touches nothing until then."""
-    kill = f"{failing}=kill@{_chance.choice([1, 2, 3])}" if failing else ""
+    kill = f"{failing}=kill@{chance.choice([1, 2, 3])}" if failing else ""
     environment = {**os.environ, "LAKEFEED_FAILPOINTS": kill, "JAVA_TOOL_OPTIONS": jvm.options()}
-    file = world.config()
-    file.with_name(READY).unlink(missing_ok=True)
+    ready = world.directory / f"ready-{chance.randrange(10**9)}"
     with (world.directory / "run.log").open("ab") as log:
-        command = [sys.executable, str(Path(__file__).with_name("child.py")), str(file)]
-        world.child = subprocess.Popen(
+        command = [sys.executable, str(Path(__file__).with_name("child.py")), str(world.config()), str(ready)]
+        process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=world.directory
         )
+    world.children.append((process, ready))
 
 
 @contextlib.contextmanager
 def _running(world: World) -> Iterator[subprocess.Popen[bytes]]:
     """`lakefeed run` in a process of its own, which ends with the block; then this process follows again."""
-    process, world.child = world.child, None
-    assert process is not None, "nobody has started it"
+    process, ready = world.children.pop(0)
     assert process.stdin is not None
     until = time.monotonic() + EQUAL_SECONDS
-    while not (world.directory / READY).exists():
+    while not ready.exists():
         assert process.poll() is None, (world.directory / "run.log").read_text()[-2000:]
         assert time.monotonic() < until, "its JVM did not start"
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from tests.cluster.test_store_cluster import executors
 from tests.faults import alone
 from tests.faults.kind import Act, Kind, met
 from tests.faults.link import Link
-from tests.faults.world import PostgresWorld, World
+from tests.faults.world import World
 
 from lakefeed import failpoint
 from lakefeed.change.table import TableId
@@ -236,7 +236,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("answer lost", _linked(Link.lose_answer), 6, _SOURCE, applies=_has_link),
     Kind("server restarted", _restart(crash=False), 1, _SOURCE, applies=_has_link),
     Kind("server crashed", _restart(crash=True), 1, _SOURCE, applies=_has_link),
-    Kind("failed over", alone.fail_over, seconds=8, applies=lambda world: isinstance(world, PostgresWorld)),
+    Kind("failed over", alone.fail_over, seconds=8, applies=_has_link),
     Kind("pipeline stopped and started", stopped, 4, _MACHINE),
     Kind("journal disk full", disk_full, 4, _MACHINE),
     Kind("journal read-only (injected)", read_only, 4, _MACHINE, ends=partial(_is_of_system, code=errno.EROFS)),

@@ -42,6 +42,8 @@ GOING_SECONDS = 1.0
 """How long every other fault of a lane waits for a pipeline that gets on; the others come at any moment."""
 FEWEST_JOINED, MOST_JOINED = 12, 48
 """How many faults there may be between two comparisons."""
+AHEAD = 2
+"""How many of those that stand alone prepare themselves: the second one does while the first one has its turn."""
 ALONE_SECONDS = 0.12
 """For each fault of a lane those that stand alone get so much of the time."""
 FIRST_TIMES = 5.0
@@ -104,7 +106,7 @@ class Deck:
         self._alone = sorted(alone, key=lambda kind: result.survived[kind.name, world.source, world.format])
         self._world = world
         self._credit = 0.0
-        self._next: Kind | None = None
+        self._next: list[Kind] = []
 
     def draw(self, lane: str) -> tuple[Kind, random.Random]:
         """The lane's next fault, with the chance that is its own."""
@@ -116,14 +118,17 @@ class Deck:
 
     def alone(self) -> Kind | None:
         """The one whose turn it is to stand alone, if it is due. They take turns, the least survived one first."""
-        if self._next is None and self._alone:
-            self._next = self._alone.pop(0)
-            self._alone.append(self._next)
-            if self._next.before is not None:
-                self._next.before(self._world, self.chance)
-        if self._next is None or (self.lanes and self._credit < self._next.seconds):
+        if not self._alone:
             return None
-        due, self._next = self._next, None
+        while len(self._next) < AHEAD:
+            kind = self._alone.pop(0)
+            self._alone.append(kind)
+            self._next.append(kind)
+            if kind.before is not None:
+                kind.before(self._world, self.chance)
+        if self.lanes and self._credit < self._next[0].seconds:
+            return None
+        due = self._next.pop(0)
         self._credit -= due.seconds
         return due
 

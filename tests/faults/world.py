@@ -102,8 +102,8 @@ class World(ABC):
         """How often the pipeline has captured or applied something."""
         self.turn = threading.RLock()
         """Who has it may stop and start the pipeline."""
-        self.child: subprocess.Popen[bytes] | None = None
-        """A process that waits to take the pipeline over: see ``alone.child``."""
+        self.children: list[tuple[subprocess.Popen[bytes], Path]] = []
+        """Processes that wait to take over, each with the file that says that it is ready: see ``alone.child``."""
         self.told: dict[str, tuple[str, str]] = {}
         """Lake tables that wait, with message and remedy, since the last start."""
         self._writer: Any = None
@@ -352,9 +352,9 @@ class World(ABC):
         return found if self.is_running else f"the pipeline has ended: {self.errors}; {found}"
 
     def close(self) -> None:
-        if self.child is not None:
-            self.child.kill()
-            self.child.wait()
+        for child, _ in self.children:
+            child.kill()
+            child.wait()
         with contextlib.suppress(AssertionError):
             self.stop()
         if self._writer is not None:
@@ -448,7 +448,7 @@ class MysqlWorld(World):
     link: Link
 
     def begin(self) -> None:
-        self.server = MysqlServer.start(self.source, {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"})
+        self.server = self._another("1")
         self.link = Link(self.server.port)
         with self.server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE shop")
@@ -464,13 +464,39 @@ class MysqlWorld(World):
         return {"kind": self.source, "dsn": self.dsn, "tables": ["shop.*"]}
 
     def capture(self) -> Mysql:
-        return Mysql(self.dsn, tables=["shop.*"])
+        return Mysql(self.dsn, kind=self.source, tables=["shop.*"])
 
     def upsert(self, key: int, owner: str, balance: int) -> str:
         return f"REPLACE INTO account VALUES ({key}, '{owner}', {balance})"
 
     def insert(self, number: int, what: str) -> str:
         return f"INSERT IGNORE INTO log VALUES ({number}, '{what}')"
+
+    def _another(self, number: str) -> MysqlServer:
+        durable = {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"}
+        return MysqlServer.start(self.source, {**durable, "server_id": number, "log_slave_updates": "ON"})
+
+    def fail_over(self) -> None:
+        """The primary dies, and a replica that has everything is what the link leads to."""
+        replica = self._another(str(int(self.server.settings["server_id"]) + 1))
+        replica.follow(self.server)
+        until, found = time.monotonic() + 60, 0
+        while found != self.number:
+            assert time.monotonic() < until, f"the replica is at {found} of {self.number}"
+            time.sleep(0.05)
+            with (
+                contextlib.suppress(pymysql.err.ProgrammingError, pymysql.err.OperationalError),
+                replica.connect() as at,
+            ):
+                cursor = at.cursor()
+                cursor.execute("SELECT max(id) FROM shop.log")
+                found = cursor.fetchone()[0]
+        old, self.server = self.server, replica
+        old.halt(immediate=True)
+        replica.promote()
+        self.link.target = replica.port
+        self.link.cut()
+        old.close()
 
 
 class MariadbWorld(MysqlWorld):
