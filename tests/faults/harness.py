@@ -189,7 +189,11 @@ class Volley:
             self.acted.append(kind)
             self._do(kind, random.Random(self._deck.chance.random()))
         if not alone:
-            self._beside_each_other()
+            try:
+                self._beside_each_other()
+            except Exception as error:  # noqa: BLE001  # the writer could not write
+                traceback.print_exc()
+                self._failures.append(f"{type(error).__name__}: {error}")
         return self._failures[0] if self._failures else self._going()
 
     def settled(self) -> str | None:
@@ -293,7 +297,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="for all worlds together")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--sources", default="postgres,sqlite,mysql")
+    parser.add_argument("--sources", default="postgres,sqlite,mysql,mariadb")
     parser.add_argument("--formats", default="delta,iceberg")
     parser.add_argument("--kinds", default="", help="only those whose name contains one of these, separated by commas")
     parser.add_argument("--cluster", action="store_true", help="Spark with a master and two workers, which are killed")
