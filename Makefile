@@ -140,7 +140,7 @@ endif
 
 ifneq ($(wildcard tests/faults),)
 .PHONY: faults soak fuzz
-SOURCES_OF_FAULTS ?= postgres,sqlite,mysql
+SOURCES_OF_FAULTS ?= postgres,sqlite,mysql,mariadb
 FORMATS ?= delta,iceberg
 INPUTS ?= 1000000
 faults: setup ## Faults drawn by a seed, counted, the lake compared after them (SECONDS=3600 or HOURS=2 SEED=… FORMATS=delta CLUSTER=yes)

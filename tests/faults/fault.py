@@ -1,7 +1,4 @@
-"""The kinds of faults. Each is done to a ``World`` whose pipeline follows, writes beside it, and heals what it broke.
-
-``stops``: the pipeline may end by it, with an error of Lakefeed's, and is started again; by any other fault it may not.
-"""
+"""The kinds of faults: those that may come beside others, by their lanes, and all of them (``KINDS``)."""
 
 from __future__ import annotations
 
@@ -9,21 +6,18 @@ import contextlib
 import errno
 import os
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
-from tests import jvm
 from tests.cluster.test_store_cluster import executors
+from tests.faults import alone
+from tests.faults.kind import Act, Kind, met
 from tests.faults.link import Link
-from tests.faults.world import EQUAL_SECONDS, PostgresWorld, World
+from tests.faults.world import World
 
 from lakefeed import failpoint
 from lakefeed.change.table import TableId
@@ -31,40 +25,6 @@ from lakefeed.errors import LakefeedError
 from lakefeed.flow.reread.repair import ask
 from lakefeed.journal.journal import Journal
 from lakefeed.storage.location import storage_at
-
-Act = Callable[[World, random.Random], bool]
-"""False: it did not come to it, so it does not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """``joins``: others may come before the next comparison. What one of them lost or doubled is seen there all the
-    same: every transaction of the writer has rows of ``log`` that no later one replaces."""
-
-    name: str
-    act: Act
-    weight: float = 1.0
-    stops: bool = False
-    joins: bool = False
-    applies: Callable[[World], bool] = lambda _: True
-
-
-def _has_link(world: World) -> bool:
-    return world.link is not None
-
-
-_MEET_SECONDS = 3.0
-"""How long a fault waits for something to meet it."""
-
-
-def _met(world: World, chance: random.Random, count: Callable[[], int]) -> bool:
-    """Write until the fault has met something, and stay a moment. False: nothing came by, so it does not count."""
-    before, until = count(), time.monotonic() + _MEET_SECONDS
-    while count() == before and time.monotonic() < until and world.is_running:
-        world.write(chance, 2)
-        time.sleep(0.01)
-    time.sleep(chance.choice([0.0, 0.0, 0.02, 0.1, 0.4]))
-    return count() > before
 
 
 def _linked(begin: Callable[[Any], None], *, longest: float = 0.0) -> Act:
@@ -75,7 +35,7 @@ def _linked(begin: Callable[[Any], None], *, longest: float = 0.0) -> Act:
         before = link.met
         begin(link)
         try:
-            if not _met(world, chance, lambda: link.met - before):
+            if not met(chance, lambda: link.met - before):
                 return bool(link.met > before)  # what was met at once
             if longest and chance.random() < 0.05:
                 time.sleep(longest)
@@ -87,20 +47,20 @@ def _linked(begin: Callable[[Any], None], *, longest: float = 0.0) -> Act:
 
 
 def cut(world: World, chance: random.Random) -> bool:
+    """At any moment of what the pipeline does with its connections."""
     link: Any = world.link
-    until = time.monotonic() + _MEET_SECONDS
-    before = link.met
-    while link.met == before and time.monotonic() < until:
-        world.write(chance, chance.randrange(1, 5))
-        time.sleep(chance.uniform(0, 0.05))
+    time.sleep(chance.uniform(0, 0.2))
+
+    def ended() -> int:
         link.cut()
-    return bool(link.met > before)
+        return int(link.met)
+
+    return met(chance, ended)
 
 
 def _restart(*, crash: bool) -> Act:
     def fault(world: World, chance: random.Random) -> bool:
         assert world.server is not None
-        world.write(chance, chance.randrange(1, 30))
         time.sleep(chance.uniform(0, 0.3))
         world.server.halt(immediate=crash)
         world.server.resume()
@@ -109,21 +69,15 @@ def _restart(*, crash: bool) -> Act:
     return fault
 
 
-def fail_over(world: World, chance: random.Random) -> bool:
-    assert isinstance(world, PostgresWorld)
-    world.write(chance, 10)
-    world.fail_over()
-    return True
-
-
 def stopped(world: World, chance: random.Random) -> bool:
     """An orderly stop and a start, at any moment."""
-    world.write(chance, 10)
     time.sleep(chance.uniform(0, 0.5))
-    world.stop()
-    world.write(chance, 10)
-    world.start()
-    return True
+    with world.turn:
+        was_running = world.is_running
+        world.stop()
+        time.sleep(chance.uniform(0, 0.1))
+        world.start()
+    return was_running
 
 
 def disk_full(world: World, chance: random.Random) -> bool:
@@ -138,7 +92,7 @@ def disk_full(world: World, chance: random.Random) -> bool:
         with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
             while True:
                 file.write(bytes(512))
-        return _met(world, chance, lambda: world.troubles)
+        return met(chance, lambda: world.retried["JournalFullError"])
     finally:
         ballast.unlink()
 
@@ -158,7 +112,17 @@ def _injected(world: World, chance: random.Random, code: int) -> bool:
         return opened(path, flags, *arguments, **options)
 
     with mock.patch("os.open", refused):
-        return _met(world, chance, lambda: len(refusals))
+        return met(chance, lambda: len(refusals))
+
+
+def _is_of_system(error: BaseException, code: int) -> bool:
+    """Whether the system's error ``code`` is what led to it."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno == code:
+            return isinstance(error, LakefeedError)
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def slow_disk(world: World, chance: random.Random) -> bool:
@@ -170,7 +134,7 @@ def slow_disk(world: World, chance: random.Random) -> bool:
         synced(descriptor)
 
     with mock.patch("os.fsync", slow):
-        return _met(world, chance, lambda: len(slowed))
+        return met(chance, lambda: len(slowed))
 
 
 def clock(world: World, chance: random.Random) -> bool:
@@ -186,206 +150,51 @@ def clock(world: World, chance: random.Random) -> bool:
         return real_ns() + by * 10**9
 
     with mock.patch("time.time", moved), mock.patch("time.time_ns", moved_ns):
-        return _met(world, chance, lambda: len(asked))
+        return met(chance, lambda: len(asked))
 
 
-def _raised(name: str) -> Act:
+def raised(name: str) -> Act:
     """The step fails at its failpoint. Behind a commit that is an answer that was lost."""
 
     def fault(world: World, chance: random.Random) -> bool:
-        hits = list[float]()
-        plain = failpoint.FailpointError.__init__
+        hits = list[str]()
+        with failpoint.armed(name, "raise@1"):
+            act = failpoint.ARMED[name]
 
-        def counted(error: failpoint.FailpointError, *arguments: Any, **options: Any) -> None:
-            hits.append(time.monotonic())
-            plain(error, *arguments, **options)
+            def counted() -> None:
+                try:
+                    act()
+                except failpoint.FailpointError:
+                    hits.append(name)
+                    raise
 
-        with mock.patch.object(failpoint.FailpointError, "__init__", counted), failpoint.armed(name, "raise@1"):
-            return _met(world, chance, lambda: len(hits))
+            failpoint.ARMED[name] = counted
+            return met(chance, lambda: len(hits))
 
     return fault
 
 
-def _raised_in_repair(name: str) -> Act:
+def raised_in_repair(name: str) -> Act:
     """The same in a repair that somebody asks for: rows are read again and written through the journal."""
-    plain = _raised(name)
+    plain = raised(name)
 
     def fault(world: World, chance: random.Random) -> bool:
         state = storage_at(world.state)
         keys = [(key,) for key in chance.sample(range(80), 10)]
-        ask(state, TableId(world.schema, "account"), keys, Journal.read(state).head)
+        try:
+            ask(state, TableId(world.schema, "account"), keys, Journal.read(state).head)
+        except LakefeedError as error:
+            if any(_is_of_system(error, code) for code in (errno.ENOSPC, errno.EROFS)):
+                return False  # by a fault of another lane, whoever asks is told
+            raise
         return plain(world, chance)
 
     return fault
 
 
-def spoil(file: Path, how: str, chance: random.Random) -> tuple[bytes, bytes]:
-    """Damage a file, or take it away. What it had, and what it has now."""
-    whole = file.read_bytes()
-    spoilt = bytearray(whole)
-    if how == "torn":
-        del spoilt[chance.randrange(len(spoilt)) :]
-    elif how == "flipped":
-        spoilt[chance.randrange(len(spoilt))] ^= 1 << chance.randrange(8)
-    if how == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(spoilt)
-    return whole, bytes(spoilt)
-
-
-def damaged(how: str) -> Act:
-    """One file of the state is damaged while nobody runs. It must be noticed and named, or must not matter; then the
-    file is put back."""
-
-    def fault(world: World, chance: random.Random) -> bool:
-        world.write(chance, 5)
-        time.sleep(chance.uniform(0, 0.3))
-        world.stop()
-        world.write(chance, 5)
-        files = sorted(one for one in world.state.rglob("*") if one.is_file() and one.stat().st_size)
-        file = chance.choice(files)
-        whole, spoilt = spoil(file, how, chance)
-        world.start()
-        world.wait_equal(10)
-        world.stop()
-        told = [error for error in world.errors if not isinstance(error, LakefeedError)]
-        assert not told, f"{file.name} damaged: {told[0]!r}"
-        with contextlib.suppress(FileNotFoundError):
-            if file.read_bytes() == spoilt:
-                file.write_bytes(whole)
-        world.start()
-        return True
-
-    return fault
-
-
-_REBUILD, _MOVE = re.compile(r"lakefeed rebuild FILE (\S+?) --from-source"), re.compile(r"mv \S+ \S+\.damaged")
-
-
-def lake_damaged(how: str) -> Act:
-    """A file of the newest version of the lake table ``account`` is damaged or gone while nobody runs. The pipeline
-    names the table with a remedy, or `lakefeed verify` says that it differs; the remedy, as printed, makes it right."""
-
-    def fault(world: World, chance: random.Random) -> bool:
-        difference = world.wait_equal()
-        assert difference is None, difference
-        world.stop()
-        file = chance.choice(world.lake_files("account"))
-        spoil(file, how, chance)
-        world.forget()
-        world.start()
-        for _ in range(3):
-            world.write(chance, 5)
-            time.sleep(0.2)
-        table, until = f"{world.schema}.account", time.monotonic() + 30
-        while table not in world.told and time.monotonic() < until and world.is_running:
-            with contextlib.suppress(Exception):  # a table that cannot be read is not equal
-                if world.difference() is None:
-                    return True  # no row was in it that counts, or it was written again from the journal
-            time.sleep(0.1)
-        if table in world.told:
-            message, remedy = world.told[table]
-            text = f"{message} {remedy}"
-        else:
-            text = world.verify()
-            assert table in text, f"{file.name} {how}: nobody names it; {world.wait_equal(5)}; verify: {text}"
-            if "rows differ from the source" in text:  # then it is `lakefeed repair FILE TABLE`
-                world.repair(table)
-                return True
-        rebuild, move = _REBUILD.search(text), _MOVE.search(text)
-        assert rebuild or move, f"{file.name} {how}: no remedy that could be run: {text}"
-        world.stop()
-        if rebuild:
-            world.rebuild(rebuild[1])
-        elif move:
-            subprocess.run(move[0], shell=True, check=True)
-        world.start()
-        if (left := world.wait_equal()) is not None:
-            raise AssertionError(f"{file.name} {how}: the remedy does not help: {left}; {text}; {world.told}")
-        return True
-
-    return fault
-
-
-@contextlib.contextmanager
-def _child(world: World, failpoints: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """`lakefeed run` in a process of its own, which ends with the block; then this process follows again."""
-    world.stop()
-    environment = {**os.environ, "LAKEFEED_FAILPOINTS": failpoints, "JAVA_TOOL_OPTIONS": jvm.options()}
-    with (world.directory / "run.log").open("ab") as log:
-        command = [sys.executable, "-m", "lakefeed", "run", str(world.config()), "--for", "300"]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=world.directory)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(60)
-        world.start()
-
-
-def killed(world: World, chance: random.Random) -> bool:
-    """SIGKILL at a random moment: of a start, a copy, a merge, or of nothing."""
-    with _child(world) as process:
-        until = time.monotonic() + chance.uniform(1.0, 25.0)
-        while time.monotonic() < until:
-            assert process.poll() is None, f"it ended by itself: {process.returncode}"
-            world.write(chance, 3)
-            time.sleep(0.1)
-    return True
-
-
-def _killed_at(name: str) -> Act:
-    def fault(world: World, chance: random.Random) -> bool:
-        with _child(world, f"{name}=kill@{chance.choice([1, 2, 3])}") as process:
-            until = time.monotonic() + EQUAL_SECONDS
-            while process.poll() is None and time.monotonic() < until:
-                world.write(chance, 3)
-                time.sleep(0.1)
-            return process.returncode == -signal.SIGKILL
-
-    return fault
-
-
-def driver_killed(world: World, chance: random.Random) -> bool:
-    """The JVM of Spark's driver dies under a process that lives on."""
-    with _child(world) as process:
-        until = time.monotonic() + EQUAL_SECONDS
-        while not (found := child_of(process.pid, "java")) and time.monotonic() < until:
-            world.write(chance, 3)
-            time.sleep(0.2)
-        if not found:
-            return False
-        time.sleep(chance.uniform(0, 10))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(found, signal.SIGKILL)
-        until = time.monotonic() + 5
-        while process.poll() is None and time.monotonic() < until:
-            world.write(chance, 3)
-            time.sleep(0.2)
-    return True
-
-
-def child_of(pid: int, wanted: str) -> int:
-    """The id of a process called ``wanted`` below ``pid``, 0 if there is none."""
-    parents = dict[int, tuple[int, str]]()
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            head, _, rest = status.read_text().rpartition(")")
-            parents[int(status.parent.name)] = (int(rest.split()[1]), head.partition("(")[2])
-    for one, (parent, name) in parents.items():
-        above = parent
-        while above in parents and above != pid:
-            above = parents[above][0]
-        if name == wanted and above == pid:
-            return one
-    return 0
-
-
 def executor_killed(world: World, chance: random.Random) -> bool:
     """The process in which Spark's tasks run dies; its worker starts another."""
     assert world.cluster is not None
-    world.write(chance, 10)
     time.sleep(chance.uniform(0, 1.0))
     found = executors(world.cluster)
     for pid in found[:1]:
@@ -394,60 +203,67 @@ def executor_killed(world: World, chance: random.Random) -> bool:
     return bool(found)
 
 
-def worker_killed(world: World, chance: random.Random) -> bool:
-    """A worker dies with its executor, and another one comes."""
-    assert world.cluster is not None
-    world.write(chance, 10)
-    time.sleep(chance.uniform(0, 1.0))
-    victim = world.cluster.processes.pop()
-    os.killpg(victim.pid, signal.SIGKILL)
-    victim.wait()
-    world.cluster.add_worker()
-    return True
+def _has_link(world: World) -> bool:
+    return world.link is not None
 
 
 def _has_cluster(world: World) -> bool:
     return world.cluster is not None
 
 
-def _meets(name: str) -> Callable[[World], bool]:
+def _meets(name: str, world: World) -> bool:
     """Rows of Iceberg tables are marked as deleted; those of the Delta tables here are not."""
-    return lambda world: name != "lake.after_marks" or world.format == "iceberg"
+    return name != "lake.after_marks" or world.format == "iceberg"
+
+
+def _is_failpoint(error: BaseException) -> bool:
+    return isinstance(error, failpoint.FailpointError)
+
+
+def _is_ours(error: BaseException) -> bool:
+    return isinstance(error, LakefeedError)
 
 
 STREAMED = sorted(one for one in failpoint.NAMES if "load" not in one and "repair" not in one)
 """Those that a pipeline meets whose tables are copied."""
 REPAIRED = sorted(one for one in failpoint.NAMES if "repair" in one)
+_SOURCE, _MACHINE, _STEPS, _LAKE = "source", "machine", "steps", "lake"
 KINDS: tuple[Kind, ...] = (
-    Kind("connection cut", cut, 8, joins=True, applies=_has_link),
-    Kind("connection frozen", _linked(Link.freeze, longest=3.0), 4, joins=True, applies=_has_link),
-    Kind("connection half-open", _linked(Link.hole, longest=3.0), 4, joins=True, applies=_has_link),
-    Kind("connection slowed", _linked(Link.slow), 4, joins=True, applies=_has_link),
-    Kind("answer lost", _linked(Link.lose_answer), 6, joins=True, applies=_has_link),
-    Kind("server restarted", _restart(crash=False), 1, joins=True, applies=_has_link),
-    Kind("server crashed", _restart(crash=True), 1, joins=True, applies=_has_link),
-    Kind("failed over", fail_over, 1, applies=lambda world: isinstance(world, PostgresWorld)),
-    Kind("pipeline stopped and started", stopped, 4, joins=True),
-    Kind("journal disk full", disk_full, 4, joins=True),
-    Kind("journal read-only (injected)", read_only, 4, stops=True, joins=True),
-    Kind("journal disk slow", slow_disk, 4, joins=True),
-    Kind("clock of the process moved", clock, 4, joins=True),
-    Kind("state file torn", damaged("torn"), 4, stops=True),
-    Kind("bit of a state file flipped", damaged("flipped"), 4, stops=True),
-    Kind("file of a lake table missing", lake_damaged("missing"), 2),
-    Kind("file of a lake table torn", lake_damaged("torn"), 2),
-    Kind("bit of a lake table's file flipped", lake_damaged("flipped"), 2),
+    Kind("connection cut", cut, 8, _SOURCE, applies=_has_link),
+    Kind("connection frozen", _linked(Link.freeze, longest=3.0), 4, _SOURCE, applies=_has_link),
+    Kind("connection half-open", _linked(Link.hole, longest=3.0), 4, _SOURCE, applies=_has_link),
+    Kind("connection slowed", _linked(Link.slow), 4, _SOURCE, applies=_has_link),
+    Kind("answer lost", _linked(Link.lose_answer), 6, _SOURCE, applies=_has_link),
+    Kind("server restarted", _restart(crash=False), 1, _SOURCE, applies=_has_link),
+    Kind("server crashed", _restart(crash=True), 1, _SOURCE, applies=_has_link),
+    Kind("failed over", alone.fail_over, seconds=8, applies=_has_link),
+    Kind("pipeline stopped and started", stopped, 4, _MACHINE),
+    Kind("journal disk full", disk_full, 4, _MACHINE),
+    Kind("journal read-only (injected)", read_only, 4, _MACHINE, ends=partial(_is_of_system, code=errno.EROFS)),
+    Kind("journal disk slow", slow_disk, 4, _MACHINE),
+    Kind("clock of the process moved", clock, 4, _MACHINE),
+    Kind("state file torn", alone.damaged("torn"), seconds=3, ends=_is_ours),
+    Kind("bit of a state file flipped", alone.damaged("flipped"), seconds=3, ends=_is_ours),
+    Kind("file of a lake table missing", alone.lake_damaged("missing"), seconds=6),
+    Kind("file of a lake table torn", alone.lake_damaged("torn"), seconds=6),
+    Kind("bit of a lake table's file flipped", alone.lake_damaged("flipped"), seconds=10),
     *(
         Kind(
-            f"failed at {name}", _raised(name), 2, stops=True, joins=True,
-            applies=_meets(name),
+            f"failed at {name}", raised(name), 2, _LAKE if "lake" in name else _STEPS, ends=_is_failpoint,
+            applies=partial(_meets, name),
         )
         for name in STREAMED
     ),
-    *(Kind(f"failed at {name}", _raised_in_repair(name), 1, stops=True, joins=True) for name in REPAIRED),
-    Kind("process killed at random", killed, 1),
-    *(Kind(f"process killed at {name}", _killed_at(name), 0.1) for name in STREAMED),
-    Kind("Spark driver killed", driver_killed, 0.5),
-    Kind("Spark executor killed", executor_killed, 3, joins=True, applies=_has_cluster),
-    Kind("Spark worker killed", worker_killed, 1, applies=_has_cluster),
+    *(Kind(f"failed at {name}", raised_in_repair(name), 1, _STEPS, ends=_is_failpoint) for name in REPAIRED),
+    Kind("process killed at random", alone.killed, seconds=8, before=alone.child),
+    *(
+        Kind(
+            f"process killed at {name}", alone.killed_at, seconds=8, before=partial(alone.child, failing=name),
+            applies=partial(_meets, name),
+        )
+        for name in STREAMED
+    ),
+    Kind("Spark driver killed", alone.driver_killed, seconds=10, before=alone.child),
+    Kind("Spark executor killed", executor_killed, 3, _LAKE, applies=_has_cluster),
+    Kind("Spark worker killed", alone.worker_killed, seconds=10, applies=_has_cluster),
 )  # fmt: skip

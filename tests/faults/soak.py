@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.fault import child_of
+from tests.faults.alone import child_of
 from tests.faults.world import WORLDS, World
 
 from lakefeed.lake.spark.session import driver_memory_bytes

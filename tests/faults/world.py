@@ -1,6 +1,7 @@
-"""World: one database under change, one pipeline that follows it in this process, and one lake; for SQLite, PostgreSQL
-and MySQL, into Delta and Iceberg. ``account`` is a mirror; ``log`` is only inserted into and is kept as an ``append``
-table, where a change that came twice would be two rows. The lake is read by deltalake and pyiceberg, the source by SQL.
+"""World: one database under change, one pipeline that follows it in this process, and one lake; for SQLite, PostgreSQL,
+MySQL and MariaDB, into Delta and Iceberg. ``account`` is a mirror; ``log`` is only inserted into and is kept as an
+``append`` table, where a change that came twice would be two rows. The lake is read by deltalake and pyiceberg, the
+source by SQL.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +33,11 @@ from lakefeed.app.build import build_pipeline, build_verification
 from lakefeed.app.config import load_config
 from lakefeed.change.table import TableId
 from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.result import CycleResult
 from lakefeed.flow.table_state import TableStates
+from lakefeed.journal.commit import Commit
 from lakefeed.testing.server.base import is_root
-from lakefeed.testing.server.mysql import MysqlServer
+from lakefeed.testing.server.mysql import Flavour, MysqlServer
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.spark_cluster import SparkCluster
 from lakefeed.verify.repair import repair_table
@@ -51,6 +55,8 @@ _TABLES = (
     "CREATE TABLE log (id bigint PRIMARY KEY, what varchar(40))",
 )
 _JOURNAL_BYTES = 96 << 20
+_WRITE_SECONDS = 0.03
+"""Between two transactions of ``writing``."""
 
 
 class _Listener(Listener):
@@ -58,7 +64,13 @@ class _Listener(Listener):
         self._world = world
 
     def retrying(self, error: Exception, seconds: float) -> None:
-        self._world.troubles += 1
+        self._world.retried[type(error).__name__] += 1
+
+    def captured(self, commit: Commit) -> None:
+        self._world.progress += 1
+
+    def applied(self, result: CycleResult) -> None:
+        self._world.progress += 1
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         self._world.told[str(table)] = (message, remedy)
@@ -81,8 +93,17 @@ class World(ABC):
         self.is_mounted = is_root() and subprocess.run(mounted, capture_output=True, check=False).returncode == 0
         self.number = 0
         self.errors: list[BaseException] = []
-        self.troubles = 0
-        """How often the pipeline has failed and begun again."""
+        """What has ended the pipeline since its last start."""
+        self.ended: list[BaseException] = []
+        """What had ended it before that."""
+        self.retried = Counter[str]()
+        """How often the pipeline has failed and begun again, by kind of error."""
+        self.progress = 0
+        """How often the pipeline has captured or applied something."""
+        self.turn = threading.RLock()
+        """Who has it may stop and start the pipeline."""
+        self.children: list[tuple[subprocess.Popen[bytes], Path]] = []
+        """Processes that wait to take over, each with the file that says that it is ready: see ``alone.child``."""
         self.told: dict[str, tuple[str, str]] = {}
         """Lake tables that wait, with message and remedy, since the last start."""
         self._writer: Any = None
@@ -167,6 +188,28 @@ class World(ABC):
                 made.append(self.insert(self.number, f"w{key}"))
             self.commit(made)
 
+    @contextlib.contextmanager
+    def writing(self, chance: random.Random) -> Iterator[None]:
+        """Changes all the time, from a thread of their own. What fails there is raised at the end of the block."""
+        over, failures = threading.Event(), list[BaseException]()
+
+        def work() -> None:
+            try:
+                while not over.wait(_WRITE_SECONDS):
+                    self.write(chance, 2)
+            except BaseException as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+
+        thread = threading.Thread(target=work, name="writer", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+        if failures:
+            raise failures[0]
+
     @abstractmethod
     def upsert(self, key: int, owner: str, balance: int) -> str: ...
 
@@ -182,6 +225,7 @@ class World(ABC):
         pipeline = Pipeline(
             self.capture(), lake, name=NAME, options=OPTIONS, journal=self.journal, listener=_Listener(self)
         )
+        self.ended += self.errors
         self.errors.clear()
         self.told.clear()
 
@@ -194,6 +238,11 @@ class World(ABC):
 
         self._pipeline, self._thread = pipeline, threading.Thread(target=follow, name="pipeline", daemon=True)
         self._thread.start()
+
+    def wait_for_progress(self, seconds: float) -> None:
+        before, until = self.progress, time.monotonic() + seconds
+        while self.progress == before and time.monotonic() < until:
+            time.sleep(0.005)
 
     @property
     def is_running(self) -> bool:
@@ -303,6 +352,9 @@ class World(ABC):
         return found if self.is_running else f"the pipeline has ended: {self.errors}; {found}"
 
     def close(self) -> None:
+        for child, _ in self.children:
+            child.kill()
+            child.wait()
         with contextlib.suppress(AssertionError):
             self.stop()
         if self._writer is not None:
@@ -325,7 +377,7 @@ class SqliteWorld(World):
             connection.execute("PRAGMA journal_mode=WAL")
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.directory / "shop.db", timeout=60)
+        return sqlite3.connect(self.directory / "shop.db", timeout=60, check_same_thread=False)
 
     def settings(self) -> dict[str, Any]:
         return {"kind": "sqlite", "path": str(self.directory / "shop.db"), "tables": ["*"]}
@@ -390,12 +442,13 @@ class PostgresWorld(World):
 
 
 class MysqlWorld(World):
-    source, schema = "mysql", "shop"
+    source: Flavour = "mysql"
+    schema = "shop"
     server: MysqlServer
     link: Link
 
     def begin(self) -> None:
-        self.server = MysqlServer.start("mysql", {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"})
+        self.server = self._another("1")
         self.link = Link(self.server.port)
         with self.server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE shop")
@@ -405,13 +458,13 @@ class MysqlWorld(World):
 
     @property
     def dsn(self) -> str:
-        return f"mysql://root@127.0.0.1:{self.link.port}/?ssl-mode=DISABLED"
+        return f"{self.source}://root@127.0.0.1:{self.link.port}/?ssl-mode=DISABLED"
 
     def settings(self) -> dict[str, Any]:
-        return {"kind": "mysql", "dsn": self.dsn, "tables": ["shop.*"]}
+        return {"kind": self.source, "dsn": self.dsn, "tables": ["shop.*"]}
 
     def capture(self) -> Mysql:
-        return Mysql(self.dsn, tables=["shop.*"])
+        return Mysql(self.dsn, kind=self.source, tables=["shop.*"])
 
     def upsert(self, key: int, owner: str, balance: int) -> str:
         return f"REPLACE INTO account VALUES ({key}, '{owner}', {balance})"
@@ -419,5 +472,35 @@ class MysqlWorld(World):
     def insert(self, number: int, what: str) -> str:
         return f"INSERT IGNORE INTO log VALUES ({number}, '{what}')"
 
+    def _another(self, number: str) -> MysqlServer:
+        durable = {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"}
+        return MysqlServer.start(self.source, {**durable, "server_id": number, "log_slave_updates": "ON"})
 
-WORLDS: dict[str, type[World]] = {"sqlite": SqliteWorld, "postgres": PostgresWorld, "mysql": MysqlWorld}
+    def fail_over(self) -> None:
+        """The primary dies, and a replica that has everything is what the link leads to."""
+        replica = self._another(str(int(self.server.settings["server_id"]) + 1))
+        replica.follow(self.server)
+        until, found = time.monotonic() + 60, 0
+        while found != self.number:
+            assert time.monotonic() < until, f"the replica is at {found} of {self.number}"
+            time.sleep(0.05)
+            with (
+                contextlib.suppress(pymysql.err.ProgrammingError, pymysql.err.OperationalError),
+                replica.connect() as at,
+            ):
+                cursor = at.cursor()
+                cursor.execute("SELECT max(id) FROM shop.log")
+                found = cursor.fetchone()[0]
+        old, self.server = self.server, replica
+        old.halt(immediate=True)
+        replica.promote()
+        self.link.target = replica.port
+        self.link.cut()
+        old.close()
+
+
+class MariadbWorld(MysqlWorld):
+    source = "mariadb"
+
+
+WORLDS: dict[str, type[World]] = {one.source: one for one in (SqliteWorld, PostgresWorld, MysqlWorld, MariadbWorld)}
