@@ -104,7 +104,6 @@ class Workload:
         """The same mix, after so many changes before. The first ``deletable`` rows are deleted, the rest updated."""
         self.execute(_CHANGES)
         self.execute(f"CALL change_rows({changes // TRANSACTION}, {self.rows}, {deletable}, {done})")
-        self.execute(f"VACUUM ANALYZE {CHANGED}")  # or the server does so a minute later, beside one of the contestants
         self.execute("CHECKPOINT")
 
     def make_copy(self) -> None:
