@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.peer import maven
+
 VERSIONS = {"postgres": "3.6.1", "mysql": "3.6.1", "mariadb": "3.5.0"}
 """The newest of each connector that Maven's central repository has."""
 _HERE = Path(__file__).parent
-_FETCH_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,5 @@ class Debezium:
 
 def fetch(place: Path, connector: str) -> Debezium | str:
     """Debezium with one of its connectors, or why it cannot be had."""
-    if not shutil.which("mvn") or not shutil.which("javac"):
-        return "there is no Maven or no Java compiler"
-    place.mkdir(parents=True, exist_ok=True)
-    for name in ("pom.xml", "DebeziumCount.java"):
-        shutil.copyfile(_HERE / name, place / name)
-    copy = ["mvn", "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"]
-    copy += [f"-Dconnector={connector}", f"-Ddebezium={VERSIONS[connector]}"]
-    for command in (copy, ["javac", "-cp", "lib/*", "DebeziumCount.java"]):
-        try:
-            done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=_FETCH_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"{command[0]} took longer than {_FETCH_SECONDS} s"
-        if done.returncode != 0:
-            return f"{command[0]} failed"
-    return Debezium(place)
+    properties = (f"-Dconnector={connector}", f"-Ddebezium={VERSIONS[connector]}")
+    return maven.build(place, _HERE / "pom.xml", _HERE / "DebeziumCount.java", properties) or Debezium(place)
