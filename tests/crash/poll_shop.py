@@ -33,7 +33,7 @@ source:
     entry: {safety_lag_seconds: 1, full_diff: {every_seconds: 5, max_deleted_share: 1}}
 lake: {path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}
 sync: {interval_seconds: 0.2, warm_up: false}
-journal: {keep_change_sets: 2}
+journal: {keep_change_sets: 2, keep_seconds: 0}
 """
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"

@@ -36,7 +36,7 @@ pipeline: crash
 source: {{kind: postgres, dsn: "{dsn}"}}
 lake: {{path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}}
 sync: {{interval_seconds: 0.2, warm_up: false}}
-journal: {{keep_change_sets: 2}}
+journal: {{keep_change_sets: 2, keep_seconds: 0}}
 """
 
 UPSERT = """

@@ -22,7 +22,7 @@ source: {kind: sqlite, path: shop.db, capture: trigger, tables: ["*"]}
 lake: {path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}
 sync: {interval_seconds: 0.2, warm_up: false}
 spark: {conf: {spark.sql.codegen.wholeStage: "false", spark.sql.codegen.factoryMode: NO_CODEGEN}}
-journal: {keep_change_sets: 2}
+journal: {keep_change_sets: 2, keep_seconds: 0}
 """
 
 

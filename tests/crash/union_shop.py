@@ -26,7 +26,7 @@ lake:
     - {match: "orders_*", name: log, only: true, mode: append, union: {column: shard, value: "{table}"}}
 sync: {interval_seconds: 0.2, warm_up: false}
 spark: {conf: {spark.sql.codegen.wholeStage: "false", spark.sql.codegen.factoryMode: NO_CODEGEN}}
-journal: {keep_change_sets: 2}
+journal: {keep_change_sets: 2, keep_seconds: 0}
 """
 STATEMENTS = (
     "INSERT OR REPLACE INTO {} (id, item, amount) VALUES (:k, :t, :j)",

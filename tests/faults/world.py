@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 NAME = "faults"
 OPTIONS = PipelineOptions(
-    interval_seconds=0.05, enrol_seconds=1.0, maintenance_seconds=40, journal=JournalOptions(keep_change_sets=20)
+    interval_seconds=0.05,
+    enrol_seconds=1.0,
+    maintenance_seconds=40,
+    journal=JournalOptions(keep_seconds=0, keep_change_sets=20),
 )
 EQUAL_SECONDS = 120.0
 _TABLES = (
@@ -262,7 +265,7 @@ class World(ABC):
         written = {
             "pipeline": NAME, "source": self.settings(), "lake": lake,
             "sync": {"interval_seconds": 0.1, "warm_up": False},
-            "journal": {"path": str(self.journal), "keep_change_sets": 20}, **more,
+            "journal": {"path": str(self.journal), "keep_change_sets": 20, "keep_seconds": 0}, **more,
         }  # fmt: skip
         file.write_text(yaml.safe_dump(written))
         return file

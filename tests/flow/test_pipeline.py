@@ -338,7 +338,7 @@ def test_what_is_trimmed_is_what_every_table_has_and_a_restart_knows_it(
     make: Make, lake: MemoryLake, database: sqlite3.Connection
 ) -> None:
     """Table u gets nothing for long: its own commits name an old change set that the journal no longer has."""
-    options = replace(QUICK, journal=JournalOptions(keep_change_sets=1, fsync=False))
+    options = replace(QUICK, journal=JournalOptions(keep_seconds=0, keep_change_sets=1, fsync=False))
     pipeline = make(options=options)
     for number in range(80):
         database.execute("INSERT INTO t VALUES (?, 'n')", (100 + number,))

@@ -42,7 +42,7 @@ class History(RuleBasedStateMachine):
         self.seen: dict[str, int] = {}
 
     def make(self) -> Pipeline:
-        options = PipelineOptions(journal=JournalOptions(keep_change_sets=2, fsync=False))
+        options = PipelineOptions(journal=JournalOptions(keep_seconds=0, keep_change_sets=2, fsync=False))
         return Pipeline(Sqlite(self.database.path), self.lake, name="h", options=options)
 
     @rule(key=KEYS, a=TEXTS, b=NUMBERS, u=KEYS)
@@ -191,7 +191,9 @@ def test_tables_that_come_change_and_go_while_run_copies_beside_the_stream_end_e
     """Copies, stream and merges meet in every way that four seconds have room for; two restarts among them."""
     database, lake, chance = Database(tmp_path / "h.db", wal=wal), MemoryLake(str(tmp_path / "lake")), random.Random(7)
     options = PipelineOptions(
-        interval_seconds=0.02, enrol_seconds=0.02, journal=JournalOptions(keep_change_sets=2, fsync=False)
+        interval_seconds=0.02,
+        enrol_seconds=0.02,
+        journal=JournalOptions(keep_seconds=0, keep_change_sets=2, fsync=False),
     )
     database.connection.execute("PRAGMA busy_timeout = 10000")
     pipeline = Pipeline(Sqlite(database.path), lake, name="h", options=options)

@@ -238,7 +238,7 @@ def test_nothing_is_trimmed_between_the_base_of_a_copy_and_its_plan(
 ) -> None:
     monkeypatch.setattr(lake_side, "TRIM_EVERY", 1)
     capture, faults = scripted(a=1), Faults()
-    options = replace(QUICK, journal=JournalOptions(keep_change_sets=1, fsync=False))
+    options = replace(QUICK, journal=JournalOptions(keep_seconds=0, keep_change_sets=1, fsync=False))
     pipeline = pipeline_of(FaultyCapture(capture, faults), lake, options)
     pipeline.sync_once()
     with running(pipeline):
@@ -261,7 +261,7 @@ def test_the_journal_is_trimmed_to_what_the_slowest_table_has(
     monkeypatch.setattr(lake_side, "TRIM_EVERY", 1)
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
     capture = scripted(a=1, b=1)
-    options = replace(QUICK, journal=JournalOptions(keep_change_sets=1, fsync=False))
+    options = replace(QUICK, journal=JournalOptions(keep_seconds=0, keep_change_sets=1, fsync=False))
     with pipeline_of(capture, lake, options) as pipeline:
         pipeline.sync_once()
         head = pipeline.status().journal_head
@@ -628,7 +628,9 @@ class Broken:
         monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
 
 
-FULL_AT_ONCE = replace(QUICK, max_backlog_bytes=20_000, journal=JournalOptions(fsync=False, keep_change_sets=1))
+FULL_AT_ONCE = replace(
+    QUICK, max_backlog_bytes=20_000, journal=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=1)
+)
 """Two small change sets are 16 KiB on disk, three are more than this."""
 
 
@@ -942,7 +944,7 @@ def test_a_plan_that_ends_while_a_trim_counts_keeps_its_change_sets(
         planning.join(30)
         return number
 
-    options = replace(QUICK, journal=JournalOptions(fsync=False, keep_change_sets=0))
+    options = replace(QUICK, journal=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=0))
     with pipeline_of(capture, lake, options) as pipeline:
         pipeline.sync_once()
         opened = pipeline._open()

@@ -158,7 +158,7 @@ def test_a_trim_while_the_status_is_read_does_not_break_it(tmp_path: Path, monke
     capture = ScriptedCapture(snapshot={A: [{"id": 1}], quiet: [{"id": 1}]}, waits=True)
     lake = MemoryLake(str(tmp_path))
     source = type("One", (), {"bind": lambda self, pipeline: capture})()
-    options = PipelineOptions(journal=JournalOptions(fsync=False, keep_change_sets=0))
+    options = PipelineOptions(journal=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=0))
     with (
         Pipeline(source, lake, name="p", options=options) as pipeline,
         Pipeline(Source(), lake, name="p", options=options) as reader,

@@ -102,7 +102,7 @@ def test_a_folder_that_a_failed_append_has_left_is_made_durable_by_the_next(tmp_
 def test_a_schema_version_is_durable_before_the_commit_that_uses_it_and_a_trim_mark_before_the_trim(
     tmp_path: Path, disk: Disk
 ) -> None:
-    with Journal.open(tmp_path / "j", options=JournalOptions(keep_change_sets=1)) as journal:
+    with Journal.open(tmp_path / "j", options=JournalOptions(keep_seconds=0, keep_change_sets=1)) as journal:
         disk.take()
         journal.append(change_set(None, 1, batch(T, [("insert", {"id": 1})])))
         seen = disk.take()

@@ -16,7 +16,7 @@ from lakefeed.journal.options import JournalOptions
 from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
-OPTIONS = JournalOptions(keep_change_sets=2)
+OPTIONS = JournalOptions(keep_seconds=0, keep_change_sets=2)
 CHILD = """
 import sys
 from pathlib import Path
@@ -28,7 +28,8 @@ from lakefeed.testing.builders import batch, change_set, table
 
 arm_from_environment()
 schema = table("main.t", {"id": pa.int64()}, key=("id",))
-with Journal.open(Path(sys.argv[1]), identity="db", options=JournalOptions(keep_change_sets=2)) as journal:
+options = JournalOptions(keep_seconds=0, keep_change_sets=2)
+with Journal.open(Path(sys.argv[1]), identity="db", options=options) as journal:
     for place in range(journal.head, 6):
         rows = batch(schema, [("insert", {"id": place + 1})])
         journal.append(change_set(journal.end, place + 1, rows))

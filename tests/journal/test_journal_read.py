@@ -24,7 +24,7 @@ from lakefeed.storage.local import LocalStorage
 from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
-FAST = JournalOptions(fsync=False, keep_change_sets=2)
+FAST = JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=2)
 
 
 def append(journal: Journal, number: int) -> None:
@@ -164,7 +164,7 @@ def test_windows_stay_whole_while_another_thread_appends_and_a_third_trims(tmp_p
         with moved:
             assert moved.wait_for(lambda: errors or min(seen) > number - 50, timeout=60), seen
 
-    options = JournalOptions(fsync=False, keep_change_sets=100)
+    options = JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=100)
     with Journal.open(tmp_path, options=options) as journal:
         append(journal, 1)
         other = Journal.read(tmp_path)
@@ -195,7 +195,7 @@ def test_a_reader_reads_only_the_commit_files_that_a_question_needs(
         return parse_commit(data, name, root)
 
     other = table("main.other", {"id": pa.int64()}, key=("id",))
-    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=1000)) as writer:
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=1000)) as writer:
         writer.append(change_set(None, 1, batch(other, [("insert", {"id": 1})])))
         for number in range(2, 301):
             append(writer, number)
@@ -317,7 +317,7 @@ def test_a_reader_that_is_overtaken_by_a_trim_is_told_so(tmp_path: Path) -> None
 
 def test_threads_of_one_reader_get_whole_windows_while_another_one_catches_up(tmp_path: Path) -> None:
     """Python changes threads so often here that steps of all of them come between each other's."""
-    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=1_000)) as writer:
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=1_000)) as writer:
         for number in range(1, 121):
             append(writer, number)
     wrong, interval, until = list[object](), sys.getswitchinterval(), time.monotonic() + 3
@@ -357,7 +357,7 @@ def test_threads_of_one_reader_get_whole_windows_while_another_one_catches_up(tm
 def test_a_reader_that_begins_again_between_two_steps_of_a_question_answers_it_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=20)) as writer:
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=20)) as writer:
         append(writer, 1)
         reader = Journal.read(tmp_path)
         for number in range(2, 41):

@@ -17,7 +17,7 @@ from lakefeed.journal.options import JournalOptions
 from lakefeed.testing.builders import at, batch, change_set, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
-FAST = JournalOptions(fsync=False, keep_change_sets=1)
+FAST = JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=1)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ NAME = TableId("main", "t")
 A = table("main.t", {"id": pa.int64()}, key=("id",))
 B = table("main.t", {"id": pa.int64(), "b": pa.string()}, key=("id",))
 C = table("main.t", {"id": pa.int64(), "c": pa.float64()}, key=("id",))
-OPTIONS = JournalOptions(fsync=False, keep_change_sets=1)
+OPTIONS = JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=1)
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def versions(count: int) -> Iterator[TableSchema]:
 
 
 def test_c4_old_versions_go_when_nothing_needs_them(tmp_path: Path) -> None:
-    options = JournalOptions(fsync=False, keep_change_sets=2, keep_schemas=3)
+    options = JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=2, keep_schemas=3)
     with Journal.open(tmp_path, options=options) as journal:
         for place, schema in enumerate(versions(10)):
             journal.append(change_set(place or None, place + 1, row(schema)))
@@ -198,7 +198,7 @@ def test_c4_old_versions_go_when_nothing_needs_them(tmp_path: Path) -> None:
 def test_c4_no_limit_on_the_schema_history_is_said_loudly_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = JournalOptions(fsync=False, keep_schemas=None, keep_change_sets=1)
+    options = JournalOptions(fsync=False, keep_schemas=None, keep_seconds=0, keep_change_sets=1)
     with caplog.at_level(logging.WARNING), Journal.open(tmp_path, options=options) as journal:
         for place, schema in enumerate(versions(4)):
             journal.append(change_set(place or None, place + 1, row(schema)))

@@ -67,7 +67,9 @@ class JournalMachine(RuleBasedStateMachine):
 
     @initialize(keep=st.integers(0, 3), schemas=st.sampled_from([1, 2, 256]), size=st.sampled_from([1, 2**20]))
     def open(self, keep: int, schemas: int, size: int) -> None:
-        self.options = JournalOptions(fsync=False, keep_change_sets=keep, keep_schemas=schemas, segment_bytes=size)
+        self.options = JournalOptions(
+            fsync=False, keep_seconds=0, keep_change_sets=keep, keep_schemas=schemas, segment_bytes=size
+        )
         self.journal = Journal.open(self.root, identity="db", options=self.options)
 
     @rule(parts=parts, step=st.integers(1, 3), announced=st.lists(shapes, max_size=2))

@@ -20,7 +20,7 @@ T = table("main.t", {"id": pa.int64()}, key=("id",))
 
 
 def filled(root: Path, keep: int, count: int = 6) -> Journal:
-    journal = Journal.open(root, options=JournalOptions(fsync=False, keep_change_sets=keep))
+    journal = Journal.open(root, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=keep))
     for place in range(count):
         journal.append(change_set(place or None, place + 1, batch(T, [("insert", {"id": place + 1})])))
     return journal
@@ -100,7 +100,7 @@ def test_a_trim_beside_an_append_leaves_it_the_schema_that_is_in_effect(tmp_path
     """The version in effect moves from the schema history to the origin while the append reads its batches."""
     other = table("main.o", {"id": pa.int64()}, key=("id",))
     wider = table("main.t", {"id": pa.int64(), "w": pa.string()}, key=("id",))
-    options = JournalOptions(fsync=False, keep_change_sets=0, keep_schemas=1)
+    options = JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=0, keep_schemas=1)
     with Journal.open(tmp_path, options=options) as journal:
         journal.append(change_set(None, 1, batch(T, [("insert", {"id": 1})])))
         journal.append(change_set(1, 2, batch(other, [("insert", {"id": 1})])))
@@ -126,7 +126,9 @@ def test_of_two_schemas_recorded_for_one_change_set_a_trim_keeps_the_last_in_eff
     """A table that is altered while its copy waits is recorded twice, and no change set lies in between."""
     other = table("main.o", {"id": pa.int64()}, key=("id",))
     wider = table("main.t", {"id": pa.int64(), "w": pa.string()}, key=("id",))
-    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=0, keep_schemas=1)) as journal:
+    with Journal.open(
+        tmp_path, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=0, keep_schemas=1)
+    ) as journal:
         for schema in (T, wider):
             journal.record_schema(schema, at(0))
         for place in (0, 1):

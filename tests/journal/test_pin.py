@@ -127,12 +127,12 @@ def test_a_trim_that_dies_half_way_leaves_what_is_pinned(tmp_path: Path) -> None
     journal.trim(2)
     with Pin.make(tmp_path, 60) as pin:
         journal.close()
-        with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=0)) as again:
+        with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=0)) as again:
             append(again, 1)
             assert again.trim(7).trimmed == 2
             assert ids(again, pin.after) == [3, 4, 5, 6, 7]
     with (
-        Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=0)) as again,
+        Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=0)) as again,
         armed("journal.during_trim", "raise"),
         pytest.raises(FailpointError),
     ):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-OPTIONS = PipelineOptions(journal=JournalOptions(keep_change_sets=2))
+OPTIONS = PipelineOptions(journal=JournalOptions(keep_seconds=0, keep_change_sets=2))
 CRASHES = [
     "lake.during_load=raise@2",
     "journal.after_segments=raise",

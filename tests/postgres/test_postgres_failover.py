@@ -32,7 +32,9 @@ from lakefeed.testing.server.postgres import PostgresServer, dropped, find_binar
 
 T = TableId("public", "t")
 SLOT = "lakefeed_shop"
-OPTIONS = PipelineOptions(interval_seconds=0.05, journal=JournalOptions(fsync=False, keep_change_sets=100_000))
+OPTIONS = PipelineOptions(
+    interval_seconds=0.05, journal=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=100_000)
+)
 
 pytestmark = pytest.mark.timeout(600)
 

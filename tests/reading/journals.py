@@ -19,7 +19,7 @@ PETS = table("main.pets", {"id": pa.int64()}, key=("id",))
 
 
 def opened(root: Path, *, keep: int = 256) -> Journal:
-    return Journal.open(root, options=JournalOptions(fsync=False, keep_change_sets=keep))
+    return Journal.open(root, options=JournalOptions(fsync=False, keep_seconds=0, keep_change_sets=keep))
 
 
 def add(journal: Journal, *rows: Row, schema: TableSchema = PEOPLE, **more: Any) -> int:

@@ -209,7 +209,7 @@ def test_read_at_is_exact_between_merges_as_long_as_the_journal_tells(
         position = Journal.read(bank.root).position(number)
         assert rows(read_at(spark, str(tmp_path / "lake"), "main.savings", position=position)) == expected
     first, newest = min(seen), max(seen)
-    with Journal.open(bank.root, options=JournalOptions(keep_change_sets=0)) as journal:
+    with Journal.open(bank.root, options=JournalOptions(keep_seconds=0, keep_change_sets=0)) as journal:
         journal.trim(newest)
     assert rows(read_at(spark, bank.lake, "main.savings", change_set=newest)) == seen[newest], "a version alone"
     with pytest.raises(LakeError, match=rf"the journal has the change sets {newest} to {newest}, not {first}") as gone:
@@ -222,11 +222,33 @@ def test_read_at_is_exact_between_merges_as_long_as_the_journal_tells(
         read_at(spark, bank.lake, "main.savings", change_set=first)
 
 
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_what_was_planned_before_a_merge_can_be_read_after_it(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    """By default: a merge and its trim come between the plan of a query and its end, once for each interval."""
+    bank, chance = Bank(spark, tmp_path, kind), random.Random(10)
+    bank.lake = kind(spark, tmp_path / "lake")
+    options = PipelineOptions(journal=JournalOptions(fsync=False, keep_change_sets=0))
+    with Pipeline(Sqlite(bank.path), bank.lake, name="bank", options=options) as pipeline:
+        pipeline.sync_once()
+        for _ in range(3):
+            bank.transfer(chance)
+            pipeline._open().capture.drain()
+        expected, planned = bank.rows("savings"), current(spark, bank.lake, "main.savings")
+        for _ in range(2):
+            pipeline.sync_once()
+            pipeline._open().lake.trim()
+            bank.transfer(chance)
+        assert rows(planned) == expected
+
+
 def test_a_pin_keeps_moments_and_versions_that_retention_would_let_go(spark: SparkSession, tmp_path: Path) -> None:
     bank, chance = Bank(spark, tmp_path, Delta), random.Random(9)
     bank.lake = Delta(spark, tmp_path / "lake")
     options = PipelineOptions(
-        journal=JournalOptions(keep_change_sets=0), maintenance=MaintenanceOptions(keep_hours=0, most_files=0)
+        journal=JournalOptions(keep_seconds=0, keep_change_sets=0),
+        maintenance=MaintenanceOptions(keep_hours=0, most_files=0),
     )
     with Pipeline(Sqlite(bank.path), bank.lake, name="bank", options=options) as pipeline:
         pipeline.sync_once()

@@ -92,7 +92,7 @@ def main(database: str, lake: str, journal: str, options: str) -> None:
     watchdog._QUIET_SECONDS = 0.2
     seconds = PipelineOptions(
         interval_seconds=0.05,
-        journal=JournalOptions(lease_seconds=3, keep_change_sets=8),
+        journal=JournalOptions(lease_seconds=3, keep_seconds=0, keep_change_sets=8),
         maintenance_seconds=0,
         hang_seconds=8.0,  # a change set is followed by a pause of two
     )

@@ -20,7 +20,7 @@ from lakefeed.testing.server.object_store import Seaweed
 from lakefeed.testing.server.proxy import HttpProxy
 
 T, U = (table(f"main.{name}", {"id": pa.int64()}, key=("id",)) for name in "tu")
-KEEP = JournalOptions(keep_change_sets=1, lease_seconds=30)
+KEEP = JournalOptions(keep_seconds=0, keep_change_sets=1, lease_seconds=30)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from lakefeed.testing.server.object_store import Seaweed
 from lakefeed.testing.server.proxy import HttpProxy
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
-QUICK = JournalOptions(lease_seconds=3, keep_change_sets=1)
+QUICK = JournalOptions(lease_seconds=3, keep_seconds=0, keep_change_sets=1)
 SLOW = JournalOptions(lease_seconds=300)
 WRITER = """
 import json, sys, time
@@ -219,7 +219,7 @@ def test_a_late_writer_takes_back_no_schema_no_trim_mark_and_no_table_state(
     place: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, old_states = (
-        Journal.open(place, options=JournalOptions(lease_seconds=3, keep_change_sets=1)),
+        Journal.open(place, options=JournalOptions(lease_seconds=3, keep_seconds=0, keep_change_sets=1)),
         TableStates(place),
     )
     for number in (1, 2, 3):

@@ -137,7 +137,7 @@ class Storm:
         lake: dict[str, Any] = {"path": "./lake", "format": self.settings.format, "mode": "mirror"}
         if self.profile.evolution:
             lake["evolution"] = dict(self.profile.evolution)
-        journal = {"keep_change_sets": self.settings.keep_change_sets}
+        journal = {"keep_change_sets": self.settings.keep_change_sets, "keep_seconds": 0}
         config = {"pipeline": "storm", "source": database.source(), "lake": lake, "journal": journal,
                   "sync": {"interval_seconds": 0.5, "warm_up": False}}  # fmt: skip
         return Pipeline(self.result.directory, config, short=self.settings.seconds <= 120)

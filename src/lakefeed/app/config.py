@@ -267,7 +267,7 @@ class JournalConfig(Section):
         default=256, ge=0, description="How many change sets stay after every table has them."
     )
     keep_seconds: float = Field(
-        default=0.0,
+        default=120.0,
         ge=0,
         allow_inf_nan=False,
         description="How long change sets stay after capture, even if every table has them.",

@@ -13,7 +13,8 @@ _MEBIBYTE = 1024 * 1024
 class JournalOptions:
     """``keep_change_sets``: so many of the newest stay even if every table has them, for rebuilds and second modes.
 
-    ``keep_seconds``: younger ones stay, too, for readers; 0 keeps none for their age.
+    ``keep_seconds``: younger ones stay, too, for readers: a query that was planned before a merge reads the change sets
+    that the merge has applied meanwhile. 0 keeps none for their age.
 
     ``keep_schemas``: versions kept for each table beyond those in use; None keeps all, and logs a warning at open.
     ``segment_bytes``: a Parquet file of a change set that reaches this size is closed, and another one started.
@@ -23,7 +24,7 @@ class JournalOptions:
 
     segment_bytes: int = 128 * _MEBIBYTE
     keep_change_sets: int = 256
-    keep_seconds: float = 0.0
+    keep_seconds: float = 120.0
     keep_schemas: int | None = 256
     lease_seconds: float = 45.0
     fsync: bool = True

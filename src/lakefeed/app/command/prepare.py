@@ -36,7 +36,7 @@ sync:
 
 # journal:                  # the durable change sets between source and lake
 #   keep_change_sets: 256           # how many stay after every table has them
-#   keep_seconds: 0                 # how long they stay at least, for readers
+#   keep_seconds: 120               # how long they stay at least, for readers
 #   max_backlog_bytes: 17179869184  # capture waits while the lake lacks more than this
 """
 
