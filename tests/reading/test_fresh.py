@@ -35,6 +35,8 @@ from lakefeed import (
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.journal.journal import Journal
+from lakefeed.lake.history import LogCommit
+from lakefeed.lake.iceberg.history import IcebergHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,6 +222,31 @@ def test_read_at_is_exact_between_merges_as_long_as_the_journal_tells(
     shutil.rmtree(bank.root)
     with pytest.raises(LakeError, match="no merge ended there, and its journal cannot be read from here"):
         read_at(spark, bank.lake, "main.savings", change_set=first)
+
+
+@pytest.mark.parametrize("smallest", [True, False])
+def test_a_snapshot_of_somebody_else_may_have_any_id(
+    spark: SparkSession, tmp_path: Path, smallest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg draws the ids of snapshots: a later one (a packing of files) may be lower than all before it."""
+    bank, chance = Bank(spark, tmp_path, Iceberg), random.Random(11)
+    bank.lake = Iceberg(spark, tmp_path / "lake")
+    bank.sync()
+    bank.execute("ALTER TABLE savings ADD COLUMN extra TEXT")
+    bank.sync()
+    bank.transfer(chance)
+    bank.capture()
+    made = IcebergHistory.commits, IcebergHistory.check, IcebergHistory.read
+    packed = 1 if smallest else 2**63 - 1
+
+    def real(history: IcebergHistory, version: int) -> int:
+        return made[0](history)[-1].version if version == packed else version
+
+    monkeypatch.setattr(IcebergHistory, "commits", lambda self: [*made[0](self), LogCommit(version=packed)])
+    monkeypatch.setattr(IcebergHistory, "check", lambda self, version: made[1](self, real(self, version)))
+    monkeypatch.setattr(IcebergHistory, "read", lambda self, spark, version: made[2](self, spark, real(self, version)))
+    found = current(spark, bank.lake, "main.savings")
+    assert rows(found, "id, amount, note, extra") == bank.rows("savings")
 
 
 @pytest.mark.parametrize("kind", [Delta, Iceberg])

@@ -261,9 +261,9 @@ class ReadPipeline:
                 remedy=KEEPS_MORE,
             )
         history.check(found.version)
-        version = max(
-            int((one.metadata or {}).get("schema_version", 0)) for one in commits if one.version <= found.version
-        )
+        # By their order in the log: the ids of Iceberg's snapshots have none.
+        until = [one.version for one in commits].index(found.version) + 1
+        version = max(int((one.metadata or {}).get("schema_version", 0)) for one in commits[:until])
         rows = history.read(self.lake.spark, found.version)
         if state.part is not None:
             rows = rows.where(rows[quoted(state.part.column)] == state.part.value)
