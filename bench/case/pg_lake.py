@@ -185,7 +185,7 @@ def _drained(
                 "count and sums of Lakefeed's Iceberg table, by Spark": spark.read.format("iceberg").load(str(mirror)),
                 "count and sums of Flink CDC's table, by Spark": peer.session.table(peer.table),
             }
-            taken.reads = {name: [_read(frame, expected) for _ in range(3)] for name, frame in frames.items()}
+            taken.reads = {name: [round(_read(frame, expected), 3) for _ in range(3)] for name, frame in frames.items()}
             taken.notes.append(peer.left(repetitions * changes, taken.seconds[_PEER][0]))
         pipeline.uninstall()
     return taken
