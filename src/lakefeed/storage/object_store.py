@@ -1,7 +1,8 @@
 """Object stores through ``obstore``: S3 and compatible ones, Google Cloud Storage, Azure. See ``base``.
 
 A put is atomic and durable by itself. ``create`` is a put with ``If-None-Match: *``, ``replace`` one with ``If-Match``
-and the ETag (in Google, the generation) that this object saw last: a writer that was away while another took over cannot overwrite anything.
+and the ETag (in Google, the generation) that this object saw last: a writer that was away while another took over
+cannot overwrite anything.
 
 A request whose response was lost may have been executed, and the client library sends it again. So a refusal is
 examined: if the object has exactly the bytes that were to be written, this writer's own first request succeeded.

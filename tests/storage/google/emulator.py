@@ -1,4 +1,4 @@
-"""fake-gcs-server, which emulates Google Cloud Storage, behind ``front``: for the tests of make google. Go builds it."""
+"""fake-gcs-server, which emulates Google Cloud Storage, behind ``front``: for make google. Go builds it."""
 
 from __future__ import annotations
 

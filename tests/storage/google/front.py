@@ -85,8 +85,8 @@ class Front(BaseHTTPRequestHandler):
         if "uploads" in query:
             number = str(next(self.numbers))
             self.parts[number] = {}
-            text = f"<UploadId>{number}</UploadId>"
-            return 200, {}, f"<InitiateMultipartUploadResult>{text}</InitiateMultipartUploadResult>".encode()
+            made = f"<UploadId>{number}</UploadId>"
+            return 200, {}, f"<InitiateMultipartUploadResult>{made}</InitiateMultipartUploadResult>".encode()
         upload = query["uploadId"]
         if self.command == "PUT":
             self.parts[upload][int(query["partNumber"])] = body
@@ -103,7 +103,7 @@ class Front(BaseHTTPRequestHandler):
 
     def _listing(self, bucket: str, query: dict[str, str]) -> Answer:
         after = query.get("continuation-token") or query.get("start-after") or ""
-        asked = {name: query[name] for name in ("prefix", "delimiter") if name in query}
+        asked = {name: one for name, one in query.items() if name in ("prefix", "delimiter")}
         status, headers, content = self._ask("GET", f"/storage/v1/b/{bucket}/o?{urlencode(asked)}")
         if status != 200:
             return status, headers, content

@@ -83,8 +83,7 @@ def _require_known(place: Place) -> None:
         raise ConfigError(
             f"tables at {place.address} cannot be written with the credentials of {named[0]}: pyarrow and Spark do not "
             "know it",
-            remedy="Name the service account's file in the environment: export "
-            f"{_FILE}=/path/to/key.json",
+            remedy=f"Name the service account's file in the environment: export {_FILE}=/path/to/key.json",
         )
 
 
