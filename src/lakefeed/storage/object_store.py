@@ -391,7 +391,9 @@ class Spool:
 
 def _version(found: Any) -> UpdateVersion:
     """By which a put is conditional: S3 and Azure compare the ETag, Google its own number for a generation."""
-    return {"e_tag": found["e_tag"], "version": found.get("version")}
+    known: Any = {name: found[name] for name in ("e_tag", "version") if found.get(name) is not None}
+    version: UpdateVersion = known
+    return version
 
 
 def _said(error: BaseException) -> str:

@@ -32,6 +32,15 @@ class TestGoogle(StorageContract):
         return storage_at(f"{BUCKET}/{uuid.uuid4().hex}/state", self._server.options)
 
 
+def test_what_is_gone_already_keeps_nothing_else_from_being_removed(emulator: Emulator, place: str) -> None:
+    storage = storage_at(place, emulator.options)
+    names = [f"{number:02d}" for number in range(60)]
+    for name in names:
+        storage.create(name, b"x")
+    storage.remove(["none", *names])
+    assert storage.names() == []
+
+
 def test_a_journal_there_goes_on_where_another_process_ended(emulator: Emulator, place: str, tmp_path: Path) -> None:
     path, lake = tmp_path / "shop.db", MemoryLake(str(tmp_path / "lake"))
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
