@@ -12,7 +12,7 @@ TESTS ?= tests
 # them. Tests wait for servers four tenths of their time: three processes keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: help setup venv demo check test slow trust cluster azure browser audit matrix recipes first-hour fmt lock schema points types api docs picture dist release-check clean
+.PHONY: help setup venv demo check test slow trust cluster azure google browser audit matrix recipes first-hour fmt lock schema points types api docs picture dist release-check clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
@@ -55,6 +55,10 @@ connect: setup ## Run the tests of Spark Connect, with its client in .venv-conne
 azure: venv ## Run the contract of storage, a journal and tables in Azurite, which emulates Azure Blob Storage (needs npm)
 	npm install --silent --no-save --prefix .azurite azurite
 	$(BIN)/python -m pytest tests/storage/azure/storage.py tests/storage/azure/delta.py tests/storage/azure/iceberg.py -n 0
+
+google: venv ## Run the contract of storage, a journal and Delta tables in fake-gcs-server, which emulates Google Cloud Storage (needs Go)
+	GOBIN=$(CURDIR)/.fakegcs go install github.com/fsouza/fake-gcs-server@v1.56.1
+	$(BIN)/python -m pytest tests/storage/google/storage.py tests/storage/google/delta.py -n 0
 
 browser: venv ## Run the tests of the dashboard in Chromium (Debian: sudo apt-get install chromium)
 	$(BIN)/python -m pytest tests/monitor -m browser -n 0
@@ -103,7 +107,7 @@ release-check: venv ## Prove that a release is ready: version, changelog, wheel,
 	@$(BIN)/python -m scripts.release check $(TAG)
 
 clean: ## Remove the environment, caches and the demo
-	rm -rf .venv .venv-audit .venv-connect .azurite .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
+	rm -rf .venv .venv-audit .venv-connect .azurite .fakegcs .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
 	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

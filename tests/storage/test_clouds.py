@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +27,13 @@ PRINCIPAL = {"tenant_id": "t1", "client_id": "c1", "client_secret": "s1"}
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     for name in os.environ:
         if name.startswith(("AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def azure(options: Mapping[str, str], address: str = ACCOUNT) -> dict[str, str]:
@@ -54,6 +56,7 @@ def test_nothing_of_a_cloud_is_downloaded_for_a_lake_elsewhere() -> None:
     assert "hadoop-azure" in coordinates_of(("delta",), stores_of(ACCOUNT))
     assert "azure-storage" in excludes_of(stores_of(ACCOUNT))
     assert "gcs-connector" in coordinates_of(("delta",), stores_of("gs://b/lake"))
+    assert "com.google.guava:guava" in excludes_of(stores_of("gs://b/lake"))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +174,7 @@ def test_a_server_with_the_account_in_the_path_is_asked_as_emulators_are() -> No
 def test_google_is_reached_with_the_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     address = "gs://box/lake"
     assert spark_path(address) == delta_uri(address) == iceberg_uri(address) == address
-    assert spark_options(address) == {
-        "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
-        "fs.gs.auth.type": "APPLICATION_DEFAULT",
-    }
+    assert spark_options(address) == {"fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"}
     assert file_io(address) == {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"}
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/key.json")
     with pytest.raises(ConfigError, match="GOOGLE_SERVICE_ACCOUNT: pyarrow and Spark") as caught:
@@ -182,11 +182,24 @@ def test_google_is_reached_with_the_credentials_of_the_environment(monkeypatch: 
     assert "GOOGLE_APPLICATION_CREDENTIALS" in str(caught.value.remedy)
 
 
+def test_a_login_of_gcloud_that_spark_would_not_find_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = tmp_path / ".config/gcloud/application_default_credentials.json"
+    login.parent.mkdir(parents=True)
+    login.write_text("{}")
+    with pytest.raises(ConfigError, match="gs://box/lake cannot be written with the login of gcloud alone") as caught:
+        spark_options("gs://box/lake")
+    name, _, value = str(caught.value.remedy).rpartition("export ")[2].partition("=")
+    monkeypatch.setenv(name, value)
+    assert "fs.gs.impl" in spark_options("gs://box/lake")
+
+
 def test_google_with_another_endpoint() -> None:
     options: dict[str, Any] = {"google_base_url": "http://127.0.0.1:4443", "google_skip_signature": "true"}
     found = Google().spark_settings(Place("gs://box/lake", options))
     assert found["fs.gs.storage.root.url"] == "http://127.0.0.1:4443/"
-    assert found["fs.gs.auth.type"] == "UNAUTHENTICATED"
+    assert (found["fs.gs.auth.service.account.enable"], found["fs.gs.auth.null.enable"]) == ("false", "true")
     assert Google().filesystem(Place("gs://box/lake", options))[1] == "box/lake"
 
 

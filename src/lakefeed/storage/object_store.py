@@ -1,7 +1,8 @@
 """Object stores through ``obstore``: S3 and compatible ones, Google Cloud Storage, Azure. See ``base``.
 
 A put is atomic and durable by itself. ``create`` is a put with ``If-None-Match: *``, ``replace`` one with ``If-Match``
-and the ETag that this object saw last: a writer that was away while another took over cannot overwrite anything.
+and the ETag (in Google, the generation) that this object saw last: a writer that was away while another took over
+cannot overwrite anything.
 
 A request whose response was lost may have been executed, and the client library sends it again. So a refusal is
 examined: if the object has exactly the bytes that were to be written, this writer's own first request succeeded.
@@ -33,6 +34,7 @@ from lakefeed.storage.copies import note_copies
 from lakefeed.storage.local import LocalFile
 
 if TYPE_CHECKING:
+    from obstore import UpdateVersion
     from obstore.store import ObjectStore
 
 _MARKER = ".folder"
@@ -41,6 +43,8 @@ _AT_ONCE = 16
 _REQUEST_SECONDS, _CONNECT_SECONDS, _RETRY_SECONDS = 20.0, 5.0, 15.0
 """Limits of one request, of connecting, and of the library's own retries of what may pass."""
 _SPOOL = "lakefeed-segments-"
+_NEVER: UpdateVersion = {"e_tag": '"0123456789abcdef0123456789abcdef"', "version": "1"}
+"""That no object has."""
 
 
 class ObjectStorage(Storage):
@@ -53,7 +57,7 @@ class ObjectStorage(Storage):
         self._store = store
         self._prefix = prefix
         self._spool = spool
-        self._seen: dict[str, str | None] = {}  # ETags by name; None: it did not exist
+        self._seen: dict[str, UpdateVersion | None] = {}  # by name; None: it did not exist
         self._lock = threading.Lock()
 
     @classmethod
@@ -97,7 +101,7 @@ class ObjectStorage(Storage):
         with self._errors(name):
             found = obstore.get(self._store, self._key(name))
             data = bytes(found.bytes())
-        self._remember(name, found.meta["e_tag"])
+        self._remember(name, _version(found.meta))
         return data
 
     def read_all(self, names: Sequence[str]) -> list[bytes]:
@@ -157,14 +161,14 @@ class ObjectStorage(Storage):
             obstore.put(self._store, self._key(name), b"")
 
     def replace(self, name: str, data: bytes) -> None:
-        """Asks for the ETag first if this object does not know the name."""
+        """Asks for the version first if this object does not know the name."""
         with self._lock:
-            is_known, tag = name in self._seen, self._seen.get(name)
+            is_known, seen = name in self._seen, self._seen.get(name)
         if not is_known:
             meta = self._head(name)
-            tag = meta["e_tag"] if meta is not None else None
+            seen = _version(meta) if meta is not None else None
         try:
-            self._put(name, data, "create" if tag is None else {"e_tag": tag})
+            self._put(name, data, "create" if seen is None else seen)
         except FileExistsError as error:
             raise LeaseLostError(f"another writer has changed {self.place(name)} meanwhile") from error
 
@@ -183,10 +187,15 @@ class ObjectStorage(Storage):
         gone = list(names)
         keys = [self._key(name) for name in gone]
         self._spool.release(keys)
-        at_once = 1000 if self.address.startswith("s3:") else 256  # as many as one request takes
-        for start in range(0, len(keys), at_once):
+        # As many as one request takes. Google has requests for one, and a series ends where an object is missing.
+        at_once = {"s3": 1000, "gs": 1}.get(urlsplit(self.address).scheme, 256)
+
+        def delete(start: int) -> None:
             with self._errors(gone[start]), suppress(FileNotFoundError):
                 obstore.delete(self._store, keys[start : start + at_once])
+
+        with ThreadPoolExecutor(_AT_ONCE, "lakefeed-remove") as pool:
+            list(pool.map(delete, range(0, len(keys), at_once)))
         with self._lock:
             self._seen.update(dict.fromkeys(gone))
 
@@ -244,7 +253,7 @@ class ObjectStorage(Storage):
         name = f".fence-{uuid.uuid4().hex}"
         try:
             self.create(name, b"first")
-            for mode, data in (("create", b"second"), ({"e_tag": '"0123456789abcdef0123456789abcdef"'}, b"third")):
+            for mode, data in (("create", b"second"), (_NEVER, b"third")):
                 try:
                     self._put(name, data, mode)
                 except FileExistsError:
@@ -279,7 +288,7 @@ class ObjectStorage(Storage):
                     self._seen.pop(name, None)
                 raise
         else:
-            self._remember(name, result["e_tag"])
+            self._remember(name, _version(result))
 
     def _head(self, name: str) -> Any:
         import obstore
@@ -302,9 +311,9 @@ class ObjectStorage(Storage):
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}".strip("/")
 
-    def _remember(self, name: str, tag: str | None) -> None:
+    def _remember(self, name: str, version: UpdateVersion) -> None:
         with self._lock:
-            self._seen[name] = tag
+            self._seen[name] = version
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -378,6 +387,13 @@ class Spool:
                 self._directory = Path(directory)
                 note_copies(directory, self._address)
             return self._directory
+
+
+def _version(found: Any) -> UpdateVersion:
+    """By which a put is conditional: S3 and Azure compare the ETag, Google its own number for a generation."""
+    known: Any = {name: found[name] for name in ("e_tag", "version") if found.get(name) is not None}
+    version: UpdateVersion = known
+    return version
 
 
 def _said(error: BaseException) -> str:
