@@ -200,20 +200,16 @@ def _persisted(rows: DataFrame) -> DataFrame:
     return rows.coalesce(1).withColumn(_KEPT, F.lit(next(_numbers))).persist()
 
 
-_keeping: ContextVar[KeptRuns | None] = ContextVar("keeping", default=None)
+KEEPING: ContextVar[KeptRuns | None] = ContextVar("keeping", default=None)
+"""The runs of the ``keeping`` block that the caller is in."""
 
 
 @contextmanager
 def keeping(runs: KeptRuns | None) -> Iterator[None]:
     """In this block of this thread, and in its jobs, windows take what ``runs`` has of their segments, and leave there
     what they read."""
-    token = _keeping.set(runs)
+    token = KEEPING.set(runs)
     try:
         yield
     finally:
-        _keeping.reset(token)
-
-
-def kept_runs() -> KeptRuns | None:
-    """The runs of the ``keeping`` block that the caller is in."""
-    return _keeping.get()
+        KEEPING.reset(token)

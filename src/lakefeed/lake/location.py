@@ -59,9 +59,10 @@ def spark_path(path: str, *, as_glob: bool = False) -> str:
 
     ``as_glob`` escapes it for Spark's file readers, which take globs.
     """
-    full = path if "://" in path else f"file://{path}"
-    if cloud := cloud_of(path):
-        full = cloud.spark_uri(_place(path))
+    if "://" not in path:
+        full = f"file://{path}"
+    else:
+        full = cloud.spark_uri(_place(path)) if (cloud := cloud_of(path)) else path
     return "".join(f"\\{char}" if char in "{}[]*?\\" else char for char in full) if as_glob else full
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import Column, TableSchema
-from lakefeed.lake.kept import kept_runs
+from lakefeed.lake.kept import KEEPING
 from lakefeed.lake.location import filesystem, spark_options, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
 from lakefeed.lake.spark.type import quoted, spark_columns, text_literal
@@ -96,7 +96,7 @@ def read_changes(
 
     ``metadata`` are further metadata columns; ``_lakefeed_absent`` has the target's names. ``before_images`` adds these
     rows, for modes that keep changes. Modes read their changes through ``mode.changes``, which applies rules and
-    completes moved rows.
+    completes moved rows. In a ``keeping`` block the rows come from memory, as far as they are kept there.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -109,7 +109,10 @@ def read_changes(
     for version, segments in by_version.items():
         path = steps(window.schemas, version, window.target.version)
         origin = lineage(path)
-        changes = read_segments(session, path[0], segments, (OP, SEQ, ABSENT, *plain))
+        names = (OP, SEQ, ABSENT, *plain)
+        read = partial(read_segments, session, path[0], metadata=names)
+        runs = KEEPING.get()
+        changes = read(segments) if runs is None else runs.rows(session, path[0], segments, names, read)
         extra = [F.col(name) for name in plain]
         if ABSENT in metadata:  # under the columns' names now; NULL if the change carried all
             extra.append(absent_names({name: _carried(origin[name]) for name in incomplete}).alias(ABSENT))
@@ -123,18 +126,10 @@ def read_changes(
 def read_segments(
     session: SparkSession, schema: TableSchema, segments: Sequence[Segment], metadata: Sequence[str]
 ) -> DataFrame:
-    """Changes of one schema, as in the journal, with some of the metadata columns; from memory what a reader keeps.
+    """Changes of one schema, as in the journal, with some of the metadata columns.
 
     Gives Spark the schema, so that it opens no file to infer it.
     """
-    if (runs := kept_runs()) is not None:
-        return runs.rows(session, schema, segments, metadata, lambda some: _read_files(session, schema, some, metadata))
-    return _read_files(session, schema, segments, metadata)
-
-
-def _read_files(
-    session: SparkSession, schema: TableSchema, segments: Sequence[Segment], metadata: Sequence[str]
-) -> DataFrame:
     own = [pa.field(column.name, column.type) for column in schema.columns]  # nullable: a delete has only the key
     added = [pa.field(name, _METADATA[name]) for name in metadata]
     paths = [one.path for one in segments]
