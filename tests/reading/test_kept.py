@@ -108,6 +108,11 @@ def test_no_more_is_kept_than_is_allowed_and_large_runs_are_read_from_their_file
     monkeypatch.setattr(kept, "_IDLE_SECONDS", 60.0)
     assert "InMemoryTableScan" in plan_of(current(spark, bank.lake, "main.checking"))
     assert in_memory(spark) <= before + 2
+    with monkeypatch.context() as short:
+        short.setattr(kept, "_MOST_SEGMENTS", 2)  # the newest four are read from their files, then
+        plan = plan_of(current(spark, bank.lake, "main.checking"))
+        assert plan.count("InMemoryTableScan") == 1
+        assert "InMemoryFileIndex(4 paths)" in plan
     monkeypatch.setattr(kept, "_MOST_RUN_BYTES", 1)
     assert "InMemoryTableScan" not in plan_of(current(spark, bank.lake, "main.savings"))
     assert rows(current(spark, bank.lake, "main.savings")) == bank.rows("savings")

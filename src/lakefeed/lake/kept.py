@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 RUN, _LONGEST_RUN = 8, 256
 """Segments of the shortest run and of the longest. What is left over is read from its files, half of the shortest on
-average. A run is read from its files when it is made: 256 take a third of a second."""
+average. A run is read from all of its files when it is made, so longer ones would make a query wait."""
+_MOST_SEGMENTS = 4_096
+"""Of a window, the oldest: each reading looks all their runs up."""
 _MOST_RUN_BYTES = 8 << 20
 """Of the files of a run: to open them is little beside reading more than that."""
 _MOST_BYTES, _MOST_RUNS = 64 << 20, 64
@@ -126,7 +128,7 @@ class KeptRuns:
                 left.extend(run.segments)
 
         start, runs = 0, len(segments) // RUN
-        while runs:
+        while runs and start < _MOST_SEGMENTS:
             length = min(1 << (runs.bit_length() - 1), _LONGEST_RUN // RUN)
             end = start + length * RUN
             take(_Key(self, session, schema, tuple(metadata), tuple(segments[start:end])))
